@@ -64,11 +64,11 @@ def trained(recipe: str, folder: Path) -> Any:
 def whole(recipe: str, bundle: Any) -> int:
     """Answers of the service, as a server gives them."""
     from headway.artifacts import predictor as inference_engine
-    from headway.artifacts.predictor import service_of
+    from headway.artifacts.predictor import open_service
 
-    plain, other = service_of(bundle), service_of(bundle)
-    inference_engine.choose(other, bundle, "onnx")  # makes the graph, which `auto` then measures
-    chosen = inference_engine.choose(service_of(bundle), bundle, "auto").partition(":")[0]
+    plain, other = open_service(bundle), open_service(bundle)
+    inference_engine.choose_engine(other, bundle, "onnx")  # makes the graph, which `auto` then measures
+    chosen = inference_engine.choose_engine(open_service(bundle), bundle, "auto").partition(":")[0]
     prepared = [plain.prepare(instance) for instance in pictures(recipe, 8)]
     broken = 0
     for rows in (1, 8):
@@ -87,16 +87,16 @@ def parts(recipe: str, bundle: Any, folder: Path) -> int:
     import torch
 
     from headway.artifacts import predictor as inference_engine
-    from headway.artifacts.onnx import checked, write_onnx
-    from headway.artifacts.predictor import service_of
+    from headway.artifacts.onnx import check_outputs, write_onnx
+    from headway.artifacts.predictor import open_service
 
-    predictor = service_of(bundle)._predictor  # type: ignore[attr-defined]
+    predictor = open_service(bundle)._predictor  # type: ignore[attr-defined]
     graphs = import_module(f"headway.recipes.{recipe}.graphs").graphs(predictor.model, predictor.config)
     broken = 0
     for graph in graphs:
         write_onnx(graph, folder)
         run = inference_engine.session(graph, folder / f"{graph.name}.onnx")
-        checked(graph, lambda inputs, run=run: run(list(inputs.values())), "ONNX Runtime")  # raises where they differ
+        check_outputs(graph, lambda inputs, run=run: run(list(inputs.values())), "ONNX Runtime")  # raises where they differ
         inputs = list(graph.inputs.values())
 
         def by_torch(graph: Any = graph, inputs: Any = inputs) -> Any:

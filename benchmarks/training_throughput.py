@@ -117,7 +117,7 @@ def headway(made: Made) -> Step:
 
 def captioning() -> Made:
     from headway.recipes.captioning.config import Config
-    from headway.recipes.captioning.data import TrainingFeed, load, seen, vocabulary
+    from headway.recipes.captioning.data import TrainingFeed, load, encoded_views, vocabulary
     from headway.recipes.captioning.model import Captioner
     from headway.spec import Data
 
@@ -125,7 +125,7 @@ def captioning() -> Made:
     pictures = load(cfg, Data(), "train")
     words = vocabulary(cfg, pictures)
     model = Captioner(cfg, words)
-    feed = TrainingFeed(cfg, seen(model.encoder, pictures, None), words, seed=0)
+    feed = TrainingFeed(cfg, encoded_views(model.encoder, pictures, None), words, seed=0)
     return Made(model, feed, lambda m, b: m(b.pictures, b.captions), cfg.clip, cfg.batch, "pictures")
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.artifacts.svg_chart import Line, chart, smoothed, thinned, ticks
+from headway.artifacts.svg_chart import Line, chart, downsample, smoothed, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -85,7 +85,7 @@ def test_ticks_are_few_evenly_spaced_and_around_the_data(low: float, span: float
 
 def test_thinning_keeps_the_mean_and_the_end() -> None:
     points = [(float(n), float(n % 2)) for n in range(10_001)]
-    few = thinned(points, 100)
+    few = downsample(points, 100)
     assert len(few) <= 100
     assert few[-1] == points[-1]
     assert sum(y for _, y in few) / len(few) == pytest.approx(0.5, abs=0.02)

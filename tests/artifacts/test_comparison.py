@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.artifacts.compare import RunSummary, compare, differs, flat, page, shown
+from headway.artifacts.compare import RunSummary, compare, flat, is_significant, metric_text, page
 from headway.core.errors import BadInput
 from headway.metrics.bleu import BleuCounts
 from headway.metrics.captions import CaptionScorer
@@ -44,13 +44,13 @@ def test_a_metric_comes_with_its_interval_and_its_difference_to_the_first_run() 
     gap = poor["difference"]
     assert gap["value"] == pytest.approx(poor["value"] - good["value"])
     assert gap["high"] < 0
-    assert differs(poor)
+    assert is_significant(poor)
 
 
 def test_a_run_does_not_differ_from_itself() -> None:
     entry = compare([GOOD, contender("again", np.asarray(GOOD.samples["qwk"]["predictions"]))])["metrics"]["mae"][1]
     assert entry["difference"]["value"] == entry["difference"]["low"] == 0
-    assert not differs(entry)
+    assert not is_significant(entry)
 
 
 def test_only_what_was_set_differently_is_shown() -> None:
@@ -98,8 +98,8 @@ def test_the_page_shows_metrics_settings_and_a_line_for_each_run() -> None:
 def test_a_value_is_shown_with_interval_and_difference() -> None:
     gap = {"value": -0.1, "low": -0.2, "high": -0.05}
     entry = {"value": 0.5, "low": 0.4, "high": 0.6, "difference": gap}
-    assert shown(entry) == "0.5000 [0.4000, 0.6000]  -0.1000 [-0.2000, -0.0500] *"
-    assert shown({"value": None}) == ""
+    assert metric_text(entry) == "0.5000 [0.4000, 0.6000]  -0.1000 [-0.2000, -0.0500] *"
+    assert metric_text({"value": None}) == ""
 
 
 def test_an_interval_of_bleu_is_that_of_the_counts_it_was_kept_as() -> None:

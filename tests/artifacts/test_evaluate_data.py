@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.artifacts.evaluate import evaluate, named_data
+from headway.artifacts.evaluate import data_override, evaluate
 from headway.cli import main
 from headway.core.errors import BadInput
 from headway.data.dataset.manifest import fingerprint
@@ -46,7 +46,7 @@ def bucket(pairs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def prepared(data: str, root: str | None = None) -> str:
     """The fingerprint of what is evaluated on."""
-    with named_data(data, root, "test", grading_config(), otherwise=Data()) as read:
+    with data_override(data, root, "test", grading_config(), otherwise=Data()) as read:
         return fingerprint(read.test[0].source)
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from headway.artifacts.evaluate import Evaluation, Example, extremes
-from headway.artifacts.report import as_job_file, named, write_report
+from headway.artifacts.report import as_job_file, metric_name, write_report
 from headway.spec import loads
 from tests.recipes.folders import captioning_job, plan_of
 
@@ -220,4 +220,4 @@ def test_a_job_file_made_from_a_job_gives_the_job_again() -> None:
     ],
 )
 def test_metrics_are_named_as_people_write_them(metric: str, words: str) -> None:
-    assert named(metric) == words
+    assert metric_name(metric) == words

@@ -9,7 +9,7 @@ from headway.core.progress import report_progress, with_progress
 
 
 def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with render.working("counting"):
+    with render.progress_while("counting"):
         pass
     assert capsys.readouterr().err == ""
 
@@ -17,10 +17,10 @@ def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_takes_a_while_says_how_far_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(render, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(render, "SHOW_AFTER_S", 0.05)
     monkeypatch.setattr(render, "PLAIN_S", 0.05)
     said = ""
-    with render.working("counting"):
+    with render.progress_while("counting"):
         while "headway: counting, 0s" not in said:
             said += capsys.readouterr().err
         for number in with_progress(range(4), "counting to four", 4):
@@ -30,7 +30,7 @@ def test_what_takes_a_while_says_how_far_it_is(
 
 def test_an_error_ends_it_and_is_not_hidden() -> None:
     def divide() -> None:
-        with render.working("dividing"):
+        with render.progress_while("dividing"):
             report_progress("dividing", 1, 0)
             raise ZeroDivisionError
 

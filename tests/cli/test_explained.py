@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.dispatch import _explained
+from headway.cli.dispatch import _with_diagnosis
 from headway.core.errors import TargetError
 from tests.cli.conftest import Headway
 
@@ -45,6 +45,6 @@ def test_a_run_that_finished_has_nothing_to_explain(failing: Headway) -> None:
 
 
 def test_an_error_without_advice_of_its_own_is_explained() -> None:
-    assert "gcloud auth" in _explained(TargetError("google: invalid_grant: Bad Request"))
-    assert _explained(TargetError("invalid_grant", fix="do this")) == ""
-    assert _explained(TargetError("something else")) == ""
+    assert "gcloud auth" in _with_diagnosis(TargetError("google: invalid_grant: Bad Request"))
+    assert _with_diagnosis(TargetError("invalid_grant", fix="do this")) == ""
+    assert _with_diagnosis(TargetError("something else")) == ""

@@ -15,7 +15,7 @@ import pytest
 from headway.core.errors import TargetError
 from headway.core.types import Handle, State
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, TargetRef, look, places, remove
+from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, UNKNOWN, TargetRef, look, remove, target_refs
 from headway.planning import Plan
 from headway.plugins import TARGETS, Entry
 from headway.rundir import lease
@@ -91,7 +91,7 @@ def test_workers_without_a_folder_are_removed_too(plan_of: Callable[..., Plan]) 
     SHARED._attempts.clear()
     shutil.rmtree(hold.url)
     (found,) = look(HERE)
-    assert (found.verdict, found.why) == (ORPHAN, "its run folder no longer exists")
+    assert (found.verdict, found.reason) == (ORPHAN, "its run folder no longer exists")
     remove(found, say=print)
     assert look(HERE) == []
 
@@ -115,7 +115,7 @@ def test_what_lives_is_no_orphan_for_a_date_which_may_be_our_clocks_fault(
     past_its_end(hold, monkeypatch)
     (found,) = look(HERE)
     assert found.verdict == LIVE
-    assert "past its deadline by this machine's clock" in found.why
+    assert "past its deadline by this machine's clock" in found.reason
 
 
 def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
@@ -164,7 +164,7 @@ def test_what_belongs_to_a_colleague_is_shown_and_left_to_them(
         (tmp_path / "runs").rename(tmp_path / "not-to-be-seen-from-here")
     as_another_user(monkeypatch, tmp_path, "bob")
     (found,) = look(HERE)
-    assert (found.verdict, found.why) == (NOT_YOURS, f"owned by alice@{socket.gethostname()}")
+    assert (found.verdict, found.reason) == (OTHER_OWNER, f"owned by alice@{socket.gethostname()}")
     said = headway("gc", "-y", "--on", "fake")
     assert said.code == 0, "a colleague's things are no reason for bob's exit code"
     assert "not yours" in said.out
@@ -184,7 +184,7 @@ def test_what_a_colleague_has_resumed_is_the_colleagues(
     lifecycle.resume(hold.url, target=SHARED)
     assert verdicts() == {hold.run: LIVE}
     as_another_user(monkeypatch, tmp_path, "alice")
-    assert verdicts() == {hold.run: NOT_YOURS}
+    assert verdicts() == {hold.run: OTHER_OWNER}
 
 
 def test_what_several_people_have_on_one_run_is_removed_by_none_of_them(
@@ -196,7 +196,7 @@ def test_what_several_people_have_on_one_run_is_removed_by_none_of_them(
     theirs = replace(mine, details={"owner": "another", "owner_name": "bob@host-7"})
     for handles in ([mine, theirs], [theirs, mine]):
         monkeypatch.setattr(SHARED, "found", lambda handles=handles: handles, raising=False)
-        assert verdicts() == {hold.run: NOT_YOURS}
+        assert verdicts() == {hold.run: OTHER_OWNER}
 
 
 def test_what_does_not_say_whose_it_is_goes_only_by_its_own_folders_word(plan_of: Callable[..., Plan]) -> None:
@@ -220,7 +220,7 @@ def test_a_folder_on_another_machine_or_on_a_disk_that_is_not_mounted_is_not_gon
     (tmp_path / "runs").rename(tmp_path / "unmounted")
     (found,) = look(HERE)
     assert found.verdict == UNKNOWN
-    assert "mount it" in found.why
+    assert "mount it" in found.reason
     said = headway("gc", "-y", "--on", "fake")
     assert said.code == 5
     assert "UNKNOWN, not removed" in said.out
@@ -248,18 +248,18 @@ def test_a_failed_run_that_is_kept_is_no_orphan_until_its_time_is_over(plan_of: 
 
 def test_places_are_those_of_the_job_file_and_of_runs_not_seen_to_their_end(plan_of: Callable[..., Plan]) -> None:
     job = Job(name="j", script="t.py", targets={"mine": TargetEntry(kind="slurm", options={"partition": "p"})})
-    assert [place.name for place in places(job)] == ["local", "mine"]
+    assert [place.name for place in target_refs(job)] == ["local", "mine"]
     start(plan_of())
-    assert [place.name for place in places(None)] == ["local", "fake"]
-    assert [place.kind for place in places(job, on="mine")] == ["slurm"]
-    assert [place.kind for place in places(None, on="docker")] == ["docker"]
+    assert [place.name for place in target_refs(None)] == ["local", "fake"]
+    assert [place.kind for place in target_refs(job, on="mine")] == ["slurm"]
+    assert [place.kind for place in target_refs(None, on="docker")] == ["docker"]
 
 
 def test_without_any_index_the_job_file_is_enough(plan_of: Callable[..., Plan]) -> None:
     start(plan_of())
     RunIndex().path.unlink()
     job = Job(name="j", script="t.py", targets={"there": TargetEntry(kind="fake")})
-    assert [place.kind for place in places(job)] == ["local", "fake"]
+    assert [place.kind for place in target_refs(job)] == ["local", "fake"]
 
 
 # The verb.

@@ -48,12 +48,12 @@ def test_a_copy_of_what_is_kept_is_not_kept(headway: Headway) -> None:
 def test_what_is_kept_ends_by_itself(headway: Headway) -> None:
     failing()
     assert headway("run", "--name", "kept-two", "--keep-on-failure", "2s").code == 1
-    hold = lifecycle.reach(locate("kept-two"))
+    hold = lifecycle.open_run(locate("kept-two"))
     limit = time.monotonic() + 60
     while mine("kept-two"):
         assert time.monotonic() < limit
         time.sleep(0.1)
-    assert hold.settle() is not None
+    assert hold.ensure_torn_down() is not None
 
 
 def test_a_run_that_finishes_is_not_kept(headway: Headway) -> None:

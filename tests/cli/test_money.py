@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.errors import BAD_INPUT
 from headway.core.format import usd
-from headway.pricing.estimate import PastRun, learn, work_of
+from headway.pricing.estimate import PastRun, remember, work_of
 from headway.spec import Job, dump
 from tests.cli.conftest import Headway
 
@@ -82,7 +82,7 @@ def test_the_plan_has_the_four_prices(headway: Headway, project: Path) -> None:
 def test_the_plan_expects_what_a_past_run_took(headway: Headway, project: Path) -> None:
     job = json.loads(headway("plan", "--json").out)["job"]
     threads = int(json.loads(headway("plan", "--json").out)["environment"]["threads"])
-    learn(PastRun(url="runs/a", what="script:train.py", work=work_of(job), device=f"cpu:{threads}", nodes=1,
+    remember(PastRun(url="runs/a", what="script:train.py", work=work_of(job), device=f"cpu:{threads}", nodes=1,
                      length=1.0, seconds=7200.0))  # fmt: skip
     price = json.loads(headway("plan", "--json").out)["price"]
     assert (price["expected_usd"], price["expected_hours"], price["basis"]) == (5.0, 2.0, "measured")
@@ -96,7 +96,7 @@ def test_what_is_believed_of_the_price_does_not_rename_a_plan(headway: Headway, 
     from headway.planning import Plan
 
     before = Plan.from_json(headway("plan", "--json").out)
-    learn(PastRun(url="runs/a", what="script:train.py", work=work_of(before.job), device="cpu:64", nodes=1,
+    remember(PastRun(url="runs/a", what="script:train.py", work=work_of(before.job), device="cpu:64", nodes=1,
                      length=1.0, seconds=7200.0))  # fmt: skip
     after = Plan.from_json(headway("plan", "--json").out)
     assert after.price != before.price
@@ -195,6 +195,6 @@ def test_what_a_run_took_is_shown_against_what_was_expected(headway: Headway, pr
 
 def test_a_checkpoint_that_takes_longer_than_the_grace_period_is_pointed_out(headway: Headway, project: Path) -> None:
     job = json.loads(headway("plan", "--json").out)["job"]
-    learn(PastRun(url="runs/a", what="script:train.py", work=work_of(job), device="cpu:2", nodes=1, length=1.0,
+    remember(PastRun(url="runs/a", what="script:train.py", work=work_of(job), device="cpu:2", nodes=1, length=1.0,
                      seconds=60.0, checkpoint_s=45.0, checkpoint_bytes=10**9))  # fmt: skip
     assert "a checkpoint took 45 s in earlier runs, and the grace period is 30 s" in headway("plan").out

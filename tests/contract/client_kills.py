@@ -173,7 +173,7 @@ def nothing_stays(
     for name in there[:: 4 if live else 1]:  # what is slow to ask is asked about some
         url = join(outputs, name)
         if any(entry.key == PLAN for entry in open_store(url).list(PLAN)):
-            assert lifecycle.reach(url, target=target).down().left == ()
+            assert lifecycle.open_run(url, target=target).down().left == ()
 
 
 def _place(plan: Plan) -> TargetRef:

@@ -256,7 +256,7 @@ class TargetContract(ABC):
         monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
         (found,) = target.found()
         assert (found.run, found.url) == (hold.run, hold.url)
-        assert lifecycle.reach(found.url, target=target).down().left == ()
+        assert lifecycle.open_run(found.url, target=target).down().left == ()
         assert target.found() == []
 
     def test_a_run_that_does_not_exist_has_no_status(self, target: Target, outputs: str) -> None:
@@ -269,7 +269,7 @@ class TargetContract(ABC):
         hold = self.running(start(WAITS, run="original"))
         url = copied(hold.url, "copy")
         said: list[str] = []
-        copy = lifecycle.reach(url, target=target, say=said.append)
+        copy = lifecycle.open_run(url, target=target, say=said.append)
         status = copy.status()
         assert status.state is State.LOST
         assert f"copy of {hold.url}" in status.reason

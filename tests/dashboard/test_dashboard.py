@@ -12,7 +12,7 @@ import pytest
 
 from headway.core.errors import NotThere
 from headway.dashboard.runs import FolderScanner, RecordCache, RunService, run_id
-from headway.dashboard.views import Metrics, last_lines, thinned
+from headway.dashboard.views import Metrics, downsample, last_lines
 from headway.rundir.index import RunIndex, RunRow
 from headway.rundir.layout import RunFolder, SegmentWriter
 from headway.storage import open_store
@@ -91,7 +91,7 @@ def test_no_file_outside_of_a_run_can_be_read(served: Served, runs: list[str]) -
 def test_a_spike_is_seen_however_far_one_zooms_out() -> None:
     values = np.zeros(100_000)
     values[12_345], values[77_777], values[5] = 9.0, -9.0, np.nan
-    kept = thinned(values, 200)
+    kept = downsample(values, 200)
     assert len(kept) <= 202
     assert {0, 12_345, 77_777, 99_999} <= set(kept.tolist())
 
@@ -180,9 +180,9 @@ def test_runs_of_a_place_are_listed_with_those_that_come_later(runs: list[str], 
     ledger = RunIndex(tmp_path / "ledger.sqlite")
     places = FolderScanner(ledger, [str(place)])
     assert RunService(ledger, places).runs()["looking"] == [str(place)]
-    assert places.look() == 1
+    assert places.scan_now() == 1
     shutil.copytree(runs[1], place / "late")
-    assert places.look() == 1
+    assert places.scan_now() == 1
     found = RunService(ledger, places).runs()
     assert found["looking"] == []
     assert {run["name"] for run in found["runs"]} == {"early", "late"}

@@ -87,7 +87,7 @@ def test_runs_of_a_bucket_are_shown_from_the_bucket(
                 there.write(path.relative_to(runs[0]).as_posix(), path.read_bytes())
         ledger = RunIndex(tmp_path / "ledger.sqlite")
         places = FolderScanner(ledger, ["gs://bucket/runs"])
-        assert places.look() == 1
+        assert places.scan_now() == 1
         board = RunService(ledger, places)
         (listed,) = board.runs()["runs"]
         assert (listed["name"], listed["state"], listed["url"]) == ("far", "finished", url)

@@ -14,7 +14,6 @@ from headway.core.errors import BadInput, Denied, NotThere, StoreError, Transien
 from headway.data.download import resolve
 from headway.data.download.http import Login, download
 from headway.data.download.resolve import KNOWN, KnownDataset, Part, downloads
-from headway.data.download.resolve import resolve as resolve_resolve
 from headway.data.prepare.pipeline import prepare
 from headway.storage import open_store
 from tests.data import layouts
@@ -196,7 +195,7 @@ def test_a_url_of_an_archive_is_fetched_unpacked_and_prepared(
 
 def test_an_archive_here_or_in_a_store_is_unpacked_too(tmp_path: Path, cache: Path) -> None:
     body = packed(layouts.flickr8k(tmp_path / "f"), tmp_path / "f.zip", inside="")
-    assert resolve_resolve(str(tmp_path / "f.zip")).url.startswith(str(cache))
+    assert resolve.resolve(str(tmp_path / "f.zip")).url.startswith(str(cache))
     assert (tmp_path / "f.zip").exists()
     open_store("memory://test-fetch").write("sets/f.zip", body)
     summary = prepare("memory://test-fetch/sets/f.zip", str(tmp_path / "out"), size=32, workers=1)
@@ -237,7 +236,7 @@ def test_known_data_sets_have_addresses_and_checksums_of_the_right_form() -> Non
 
 def test_a_source_that_is_not_there_says_which_names_are_known(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="known by name: coco2014"):
-        resolve_resolve("cocoo2014")
+        resolve.resolve("cocoo2014")
     (tmp_path / "notes.pdf").write_text("x")
     with pytest.raises(BadInput, match="no archive"):
-        resolve_resolve(str(tmp_path / "notes.pdf"))
+        resolve.resolve(str(tmp_path / "notes.pdf"))

@@ -28,7 +28,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServingSe
     vertex_messages.require()
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(client, "LOOK_S", 0.01)
+    monkeypatch.setattr(client, "POLL_S", 0.01)
     tokens: set[str] = set()
     with GoogleAuthServer(tokens) as auth, ServingServer(tokens) as server:
         server.images.add(IMAGE)
@@ -176,7 +176,7 @@ def test_a_removal_that_fails_too_is_said_and_does_not_hide_why_it_was_needed(
     headway: Type, bundle: Path, cloud: ServingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.full = True
-    ask = client.Cloud.ask
+    ask = client.Cloud.call
 
     def no_deleting(self: client.Cloud, method: str, url: str, body: Any = None) -> dict[str, Any]:
         if method == "DELETE":

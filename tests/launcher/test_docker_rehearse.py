@@ -84,7 +84,7 @@ def test_a_verb_that_fails_in_a_runs_place_says_why_and_nothing_of_it_stays(
     assert target.verb(plan, "r1", ["--version"], within_s=60.0).strip() == f"headway {__version__}"
     with pytest.raises(EngineError) as refused:
         target.verb(plan, "r1", ["eval", hold.url], within_s=60.0)
-    assert "needs Headway's extra [train]" in refused.value.said
+    assert "needs Headway's extra [train]" in refused.value.output
     assert docker("ps", "--all", "--quiet") == ""
     assert not secrets.secrets_dir(hold.url).exists()
 

@@ -443,7 +443,7 @@ def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
 def test_a_run_whose_plan_is_damaged_can_still_be_taken_down(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
     hold.folder.store.write("plan.json", b'{"schema": 1')
-    assert lifecycle.reach(hold.url, target=target).down().left == ()
+    assert lifecycle.open_run(hold.url, target=target).down().left == ()
     assert target.found() == []
     with pytest.raises(BadPlan):
         lifecycle.resume(hold.url, target=target)

@@ -86,7 +86,7 @@ def test_remote_outputs_that_do_not_exist_are_found(project: Path) -> None:
 def test_a_script_that_goes_on_and_on_is_ended_in_time(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headway.launcher import rehearse as module
 
-    monkeypatch.setattr(module, "SCRIPT_S", 1.0)
+    monkeypatch.setattr(module, "SCRIPT_LIMIT_S", 1.0)
     found = rehearse(job_of(project, "import time\nprint('up')\ntime.sleep(600)"))
     assert "without an error" in found.acts[-1].words
     assert running_below(project.parent) == []
@@ -122,16 +122,16 @@ def test_without_torch_it_runs_in_the_image_and_nothing_here_needs_torch(
     monkeypatch.setattr("headway.planning.build.plan", plan)
     monkeypatch.setattr(module, "_train", lambda plan, ends: (hold, []))
     job = Job(name="j", recipe="captioning", image=Image(uri="registry.example.com/trainer:v1"))
-    monkeypatch.setattr(module, "_docker_answers", lambda: False)
+    monkeypatch.setattr(module, "_docker_is_available", lambda: False)
     assert "no running Docker daemon" in rehearse(job).skipped
-    monkeypatch.setattr(module, "_docker_answers", lambda: True)
+    monkeypatch.setattr(module, "_docker_is_available", lambda: True)
     typed: list[str] = []
-    monkeypatch.setattr(module, "_in_the_image", lambda hold, made: lambda words, within_s: typed.append(words[0]))
+    monkeypatch.setattr(module, "_verbs_in_image", lambda hold, made: lambda words, within_s: typed.append(words[0]))
     found = rehearse(job)
     assert planned == ["docker"]
     assert typed == ["eval", "export", "predict"]
     assert [act.name for act in found.acts] == ["evaluate", "export", "predict"]
-    monkeypatch.setattr(module, "_in_the_image", lambda hold, made: lambda words, within_s: "no such font")
+    monkeypatch.setattr(module, "_verbs_in_image", lambda hold, made: lambda words, within_s: "no such font")
     with pytest.raises(RunFailed, match="the rehearsal's evaluate failed: no such font"):
         rehearse(job)
 
@@ -151,10 +151,10 @@ def test_requirements_are_installed_once_into_an_environment_of_their_own(projec
     (project / "requirements.txt").write_text(f"{tiny_wheel(project)}\n")
     job = job_of(project, "import tiny_thing; print(tiny_thing.VALUE)", requirements="requirements.txt")
     said: list[str] = []
-    rehearse(job, say=said.append)
+    rehearse(job, log=said.append)
     assert any("once" in text for text in said)
     said.clear()
-    rehearse(job, say=said.append)
+    rehearse(job, log=said.append)
     assert not any("once" in text for text in said)
 
 
@@ -162,7 +162,7 @@ def test_requirements_are_installed_once_into_an_environment_of_their_own(projec
 @pytest.mark.torch
 def test_a_recipe_trains_dies_restores_evaluates_exports_and_predicts(project: Path) -> None:
     pytest.importorskip("torch")
-    from headway.pricing.estimate import remembered
+    from headway.pricing.estimate import past_runs
     from headway.spec.loading import loads
 
     found = rehearse(loads("name: j\nrecipe: captioning\nenv: {OMP_NUM_THREADS: '1'}\n", root=project))
@@ -170,5 +170,5 @@ def test_a_recipe_trains_dies_restores_evaluates_exports_and_predicts(project: P
     assert names == ["train", "checkpoint", "restore", "evaluate", "export", "predict"]
     assert "resumed from step" in found.acts[2].words
     assert found.examples_per_s
-    (learnt,) = remembered()
+    (learnt,) = past_runs()
     assert learnt.basis == "rehearsal"

@@ -12,7 +12,7 @@ import pytest
 
 import headway
 from headway.core.errors import UnknownRun
-from headway.dashboard.notebook.run import OPENED
+from headway.dashboard.notebook.run import OPEN_RUNS
 from headway.rundir.layout import RunFolder, SegmentWriter
 from headway.storage import open_store
 from tests.cli.conftest import Headway
@@ -69,10 +69,10 @@ def test_a_curve_grows_with_its_run(url: str) -> None:
 
 
 def test_by_default_it_is_the_run_that_the_notebook_was_opened_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OPENED, "nobody")
+    monkeypatch.setenv(OPEN_RUNS, "nobody")
     with pytest.raises(UnknownRun, match="nobody"):
         headway.open_run()
-    monkeypatch.setenv(OPENED, url)
+    monkeypatch.setenv(OPEN_RUNS, url)
     assert headway.open_run().name == "night"
 
 

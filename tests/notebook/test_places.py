@@ -41,7 +41,7 @@ class Held:
 def at(monkeypatch: pytest.MonkeyPatch) -> Any:
     def place(kind: str, target: Any, url: str = URL) -> jupyter.ExecTarget:
         monkeypatch.setattr(jupyter.submission, "read", lambda _: {"kind": kind})
-        return jupyter.place(Held(target, url=url))  # type: ignore[arg-type]
+        return jupyter.exec_target(Held(target, url=url))  # type: ignore[arg-type]
 
     return place
 
@@ -73,7 +73,7 @@ def test_a_pod_is_entered_by_kubectl(at: Any, monkeypatch: pytest.MonkeyPatch) -
         *("kubectl", "--context", "there", "--namespace", "team"),
         *("exec", "--stdin", "--quiet", "night-1", "--", "python3", "-c", "code"),
     ]
-    assert jupyter.folder_there(found) == "", "a bucket is no folder"
+    assert jupyter.run_dir_on_target(found) == "", "a bucket is no folder"
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(BadInput, match="kubectl is not installed"):
         at("kubernetes", target)

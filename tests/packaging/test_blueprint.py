@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.packaging.dockerfile import Blueprint, dockerignore, left_out, of_parts
+from headway.packaging.dockerfile import ImageSpec, dockerignore, excluded_files, image_of_job
 
 GOLDEN = Path(__file__).parent / "golden"
-PLAIN = Blueprint(
+PLAIN = ImageSpec(
     job="captions",
     headway="0.1.0",
     base="python:3.12-slim",
@@ -34,7 +34,7 @@ FULL = replace(
 
 
 @pytest.mark.parametrize(("name", "image"), [("plain", PLAIN), ("full", FULL)])
-def test_the_dockerfile_is_the_reviewed_one(name: str, image: Blueprint) -> None:
+def test_the_dockerfile_is_the_reviewed_one(name: str, image: ImageSpec) -> None:
     golden = GOLDEN / f"{name}.Dockerfile"
     assert image.dockerfile() == golden.read_text(), f"if this is meant: write it to {golden}"
 
@@ -69,7 +69,7 @@ def test_any_change_of_content_is_another_name_and_nothing_else_is() -> None:
 
 
 def test_by_default_the_base_is_the_python_that_planned() -> None:
-    image = of_parts(
+    image = image_of_job(
         {"name": "j", "outputs": "runs", "script": "t.py"}, "2" * 64, ("w.whl", "1" * 64),
         headway="0.1.0", python="3.13.1", platform="linux/amd64",
     )  # fmt: skip
@@ -78,4 +78,4 @@ def test_by_default_the_base_is_the_python_that_planned() -> None:
 
 def test_data_and_weights_among_the_code_are_named() -> None:
     names = ["train.py", "model.pt", "data/loader.py", "data/train.parquet", "wandb/run-1/x.json", "assets/icon.png"]
-    assert left_out(names) == ["model.pt", "data/train.parquet", "wandb/run-1/x.json"]
+    assert excluded_files(names) == ["model.pt", "data/train.parquet", "wandb/run-1/x.json"]

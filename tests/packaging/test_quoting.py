@@ -13,7 +13,7 @@ import pytest
 from headway.bundle.format import RECORD, Bundle
 from headway.cli import main
 from headway.core.errors import BAD_INPUT, BadBundle, BadInput
-from headway.packaging.dockerfile import Blueprint, labels, quoted, run
+from headway.packaging.dockerfile import ImageSpec, label_instruction, quote, run_instruction
 from headway.serving.deploy.image import serving_image
 from tests.deploy.bundles import small_bundle
 from tests.deploy.test_image import ANY
@@ -39,7 +39,7 @@ HOSTILE = {
     "flag": "--mount=type=secret",
     "directive": "escape=`",
 }
-BLUEPRINTS: dict[str, Blueprint] = {"plain": PLAIN, "full": FULL, "server": SERVER, "any": ANY}
+BLUEPRINTS: dict[str, ImageSpec] = {"plain": PLAIN, "full": FULL, "server": SERVER, "any": ANY}
 TEXTS = [
     (name, field.name)
     for name, image in BLUEPRINTS.items()
@@ -95,11 +95,14 @@ def test_a_setup_command_is_one_instruction_and_the_same_command(case: str) -> N
 
 
 def test_an_ordinary_command_stays_readable() -> None:
-    assert run("apt-get update && apt-get install -y 'libgl1'") == "RUN apt-get update && apt-get install -y 'libgl1'"
+    assert (
+        run_instruction("apt-get update && apt-get install -y 'libgl1'")
+        == "RUN apt-get update && apt-get install -y 'libgl1'"
+    )
 
 
 def test_labels_keep_their_values() -> None:
-    assert labels({"headway.job": 'a "b" $C \\d'}) == 'LABEL headway.job="a \\"b\\" \\$C \\\\d"'
+    assert label_instruction({"headway.job": 'a "b" $C \\d'}) == 'LABEL headway.job="a \\"b\\" \\$C \\\\d"'
 
 
 def test_what_cannot_be_written_is_named() -> None:
@@ -108,7 +111,7 @@ def test_what_cannot_be_written_is_named() -> None:
 
 
 def test_a_comment_is_one_line() -> None:
-    assert quoted("a\nb\\", "comment", "x") == "a b"
+    assert quote("a\nb\\", "comment", "x") == "a b"
 
 
 # -- a bundle of a stranger -------------------------------------------------------------------------------------------

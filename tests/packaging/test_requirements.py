@@ -42,12 +42,12 @@ def written(root: Path, **files: str) -> Path:
 
 
 def test_headways_own_needs_are_read_from_its_wheel_for_the_extras_that_are_used(wheel: Path) -> None:
-    bare = requirements.needed(wheel, ()).splitlines()[1:]
+    bare = requirements.wheel_requirements(wheel, ()).splitlines()[1:]
     assert bare == ["pyyaml>=6.0", 'tomli; python_version < "3.11"']
-    train = requirements.needed(wheel, ("train",)).splitlines()[1:]
+    train = requirements.wheel_requirements(wheel, ("train",)).splitlines()[1:]
     assert train == [*bare, "torch<2.14,>=2.4", 'numpy>=1.26; (python_version >= "3.10")']
-    assert "boto3>=1.35" in requirements.needed(wheel, ("aws", "train"))
-    assert "headway" not in "".join(requirements.needed(wheel, ("all", "aws", "train")).splitlines()[1:])
+    assert "boto3>=1.35" in requirements.wheel_requirements(wheel, ("aws", "train"))
+    assert "headway" not in "".join(requirements.wheel_requirements(wheel, ("all", "aws", "train")).splitlines()[1:])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.errors import BadInput, BadJob
 from headway.data.dataset.manifest import Column, Manifest, ShardFile
-from headway.packaging.upload import fingerprint
+from headway.packaging.upload import data_fingerprint
 from headway.planning import plan
 from headway.spec import Data, Job, Source
 
@@ -36,12 +36,12 @@ def job(tmp_path: Path, recipe: str = "captioning", **data: tuple[Source, ...]) 
 
 def test_prepared_data_is_known_by_its_own_fingerprint(prepared: Path) -> None:
     stated = json.loads((prepared / "manifest.json").read_text())["fingerprint"]
-    assert fingerprint(str(prepared)) == stated
+    assert data_fingerprint(str(prepared)) == stated
 
 
 def test_a_plan_pins_it(prepared: Path, tmp_path: Path) -> None:
     made = plan(job(tmp_path, train=(Source(source=str(prepared)),)))
-    assert made.data == {str(prepared): fingerprint(str(prepared))}
+    assert made.data == {str(prepared): data_fingerprint(str(prepared))}
 
 
 def test_all_that_the_data_does_not_have_is_said_at_once(prepared: Path, tmp_path: Path) -> None:
@@ -68,6 +68,6 @@ def test_a_script_may_name_what_it_likes(prepared: Path, tmp_path: Path) -> None
 def test_a_damaged_manifest_and_a_missing_folder_are_told_apart(prepared: Path) -> None:
     (prepared / "manifest.json").write_text("{")
     with pytest.raises(BadInput, match="damaged"):
-        fingerprint(str(prepared))
+        data_fingerprint(str(prepared))
     with pytest.raises(BadInput, match="no such data"):
-        fingerprint("/nowhere")
+        data_fingerprint("/nowhere")

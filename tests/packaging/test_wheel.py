@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.packaging.code import own_wheel, wheel_path
+from headway.packaging.code import build_wheel, wheel_path
 
 
 @pytest.fixture(autouse=True)
@@ -18,13 +18,13 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_same_headway_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = own_wheel()
+    first = build_wheel()
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "other"))
-    assert own_wheel() == first
+    assert build_wheel() == first
 
 
 def test_pip_installs_it_and_it_runs(tmp_path: Path) -> None:
-    name, _ = own_wheel()
+    name, _ = build_wheel()
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(tmp_path / "lib")]
     subprocess.run([*pip, str(wheel_path(name))], check=True, capture_output=True)
     code = "import headway, headway.cli; print(headway.__file__); headway.cli.main(['--version'])"
@@ -36,7 +36,7 @@ def test_pip_installs_it_and_it_runs(tmp_path: Path) -> None:
 
 
 def test_it_holds_all_that_the_package_needs_and_no_leftovers(tmp_path: Path) -> None:
-    name, _ = own_wheel()
+    name, _ = build_wheel()
     with zipfile.ZipFile(wheel_path(name)) as wheel:
         names = wheel.namelist()
         assert wheel.testzip() is None

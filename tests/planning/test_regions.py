@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.planning.cost import elsewhere, near
+from headway.planning.cost import far_buckets, is_near
 from headway.spec import Data, Job, Source
 from headway.spec.model import Export
 from tests.servers.google_auth import GoogleAuthServer
@@ -54,20 +54,20 @@ def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buckets
 
 
 def test_only_the_bucket_in_another_region_is_named(buckets: Buckets) -> None:
-    (line,) = elsewhere(JOB, "vertex", EAST)
+    (line,) = far_buckets(JOB, "vertex", EAST)
     assert line.startswith("gs://far-away is in EUROPE-WEST4, and the job runs in us-east1")
     assert len(buckets.requests) == 3
 
 
 def test_a_bucket_that_cannot_be_asked_about_stops_nothing(buckets: Buckets) -> None:
     buckets.where.pop("wide")
-    lines = elsewhere(JOB, "kubernetes", {"location": "us-east1-c"})
+    lines = far_buckets(JOB, "kubernetes", {"location": "us-east1-c"})
     assert any("is unknown: there is no bucket gs://wide" in line for line in lines)
 
 
 def test_places_that_are_not_googles_are_not_asked_about(buckets: Buckets) -> None:
-    assert elsewhere(JOB, "ssh", {}) == []
-    assert elsewhere(JOB, "kubernetes", {"platform": "plain"}) == []
+    assert far_buckets(JOB, "ssh", {}) == []
+    assert far_buckets(JOB, "kubernetes", {"platform": "plain"}) == []
     assert buckets.requests == []
 
 
@@ -84,4 +84,4 @@ def test_places_that_are_not_googles_are_not_asked_about(buckets: Buckets) -> No
     ],
 )
 def test_a_wide_location_is_near_all_of_its_regions(location: str, region: str, covers: bool) -> None:
-    assert near(location, region) is covers
+    assert is_near(location, region) is covers

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.planning.cost import reserved
+from headway.planning.cost import reserved_s
 from headway.pricing.estimate import (
     Device,
     PastRun,
@@ -15,14 +15,14 @@ from headway.pricing.estimate import (
     estimate,
     examples_per_epoch,
     flops_per_example,
-    learn,
     length_of,
     loading_core_s,
+    past_runs,
     path,
-    remembered,
+    remember,
     work_of,
 )
-from headway.pricing.quote import export_s, kept, retained
+from headway.pricing.quote import export_s, retained_checkpoints, stored_data
 from headway.pricing.table import sustained_tflops
 from headway.spec import Budget, Job
 
@@ -64,14 +64,14 @@ def test_without_any_experience_arithmetic_is_counted_and_called_rough() -> None
 
 
 def test_a_run_of_the_same_job_on_the_same_device_is_a_measurement() -> None:
-    learn(seen())
+    remember(seen())
     found = estimate(JOB, T4)
     assert found is not None
     assert (found.basis, found.hours) == ("measured", 2.0)
 
 
 def test_twice_as_many_epochs_take_twice_as_long() -> None:
-    learn(seen())
+    remember(seen())
     longer = {**JOB, "config": {**JOB["config"], "epochs": 20}}
     found = estimate(longer, T4)
     assert found is not None
@@ -79,7 +79,7 @@ def test_twice_as_many_epochs_take_twice_as_long() -> None:
 
 
 def test_another_device_is_reckoned_by_its_speed_and_called_rough() -> None:
-    learn(seen())
+    remember(seen())
     on = {kind: estimate(JOB, Device(kind=kind)) for kind in ("T4", "V100", "A100")}
     assert all(found is not None for found in on.values())
     hours = {kind: found.hours for kind, found in on.items() if found is not None}
@@ -90,7 +90,7 @@ def test_another_device_is_reckoned_by_its_speed_and_called_rough() -> None:
 
 
 def test_another_job_of_the_same_recipe_is_reckoned_by_its_examples() -> None:
-    learn(seen())
+    remember(seen())
     other = {**JOB, "config": {**JOB["config"], "hidden_size": 256, "train_samples": 4000}}
     found = estimate(other, T4)
     assert found is not None
@@ -98,9 +98,9 @@ def test_another_job_of_the_same_recipe_is_reckoned_by_its_examples() -> None:
 
 
 def test_a_rehearsal_is_not_called_a_measurement_and_yields_to_a_run() -> None:
-    learn(seen(url="rehearsal", basis="rehearsal", seconds=3600.0))
+    remember(seen(url="rehearsal", basis="rehearsal", seconds=3600.0))
     first = estimate(JOB, T4)
-    learn(seen())
+    remember(seen())
     second = estimate(JOB, T4)
     assert first is not None
     assert second is not None
@@ -115,7 +115,7 @@ def test_a_script_nobody_has_run_is_not_estimated() -> None:
 
 def test_a_script_is_measured_like_a_recipe() -> None:
     script = {"script": "train.py", "args": ["--lr", "1"], "config": {}, "data": {}, "resources": {"nodes": 1}}
-    learn(seen(script, what="script:train.py", examples=None))
+    remember(seen(script, what="script:train.py", examples=None))
     found = estimate(script, T4)
     other = estimate({**script, "args": ["--lr", "2"]}, T4)
     assert found is not None
@@ -124,30 +124,30 @@ def test_a_script_is_measured_like_a_recipe() -> None:
 
 
 def test_the_same_run_seen_twice_counts_once() -> None:
-    learn(seen(seconds=1.0))
-    learn(seen(seconds=7200.0))
-    assert [one.seconds for one in remembered()] == [7200.0]
+    remember(seen(seconds=1.0))
+    remember(seen(seconds=7200.0))
+    assert [one.seconds for one in past_runs()] == [7200.0]
 
 
 def test_damage_to_what_is_remembered_costs_a_line_not_a_plan() -> None:
-    learn(seen())
+    remember(seen())
     with open(path(), "ab") as file:
         file.write(b'{"half": \n\xff\xfe\n[]\n{"url": 3}\n')
-    learn(seen(url="runs/b"))
-    assert [one.url for one in remembered()] == ["runs/a", "runs/b"]
+    remember(seen(url="runs/b"))
+    assert [one.url for one in past_runs()] == ["runs/a", "runs/b"]
 
 
 def test_a_place_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_HOME", "/dev/null/nowhere")
-    learn(seen())
-    assert remembered() == []
+    remember(seen())
+    assert past_runs() == []
 
 
 def test_storage_is_checkpoints_by_retention_and_the_export() -> None:
-    assert retained(JOB) == 3 + 1 + 2
-    assert kept(JOB) is None
-    learn(seen(checkpoint_bytes=1_000_000_000, export_bytes=500_000_000))
-    stored = kept(JOB)
+    assert retained_checkpoints(JOB) == 3 + 1 + 2
+    assert stored_data(JOB) is None
+    remember(seen(checkpoint_bytes=1_000_000_000, export_bytes=500_000_000))
+    stored = stored_data(JOB)
     assert stored is not None
     assert stored.gb == pytest.approx(6.5)
     assert stored.usd_per_month == pytest.approx(0.13)
@@ -201,10 +201,10 @@ def test_what_the_cores_cannot_read_fast_enough_no_gpu_makes_up_for() -> None:
 
 
 def test_an_export_that_took_long_is_kept_in_reserve_of_a_budget() -> None:
-    learn(seen(export_s=100.0))
+    remember(seen(export_s=100.0))
     assert export_s(JOB) == 100.0
     limited, free = Job(name="j", recipe="captioning", budget=Budget(hours=1)), Job(name="j", recipe="captioning")
-    assert reserved(limited, JOB) == {"HEADWAY_EXPORT_S": "120"}
-    assert reserved(free, JOB) == {}
-    learn(seen(export_s=4.0))
-    assert reserved(limited, JOB) == {}, "as much is kept anyway"
+    assert reserved_s(limited, JOB) == {"HEADWAY_EXPORT_S": "120"}
+    assert reserved_s(free, JOB) == {}
+    remember(seen(export_s=4.0))
+    assert reserved_s(limited, JOB) == {}, "as much is kept anyway"

@@ -15,7 +15,7 @@ from headway.plugins import RECIPES
 from headway.pricing.estimate import work_of
 from headway.spec import from_plain, loads, to_plain, undump
 from headway.spec.fields import keys_of
-from headway.spec.renamed import Former, Renamed, current_config
+from headway.spec.renamed import FormerKey, Renamed, current_config
 
 RECORDS = sorted((Path(__file__).parent / "old_records").glob("*.json"))  # plans of the version before the new names
 TABLE = [
@@ -39,7 +39,7 @@ def job_file(recipe: str, option: str) -> str:
     return f"name: a\nrecipe: {recipe}\nconfig:\n  {option}\n"
 
 
-def former_values(recipe: str, name: str, former: Former) -> list[Any]:
+def former_values(recipe: str, name: str, former: FormerKey) -> list[Any]:
     """Values that the option could have under its former name."""
     if isinstance(former, Renamed) and former.values:
         return list(former.values)
@@ -59,7 +59,7 @@ def config_of(path: Path) -> Any:
 
 
 @pytest.mark.parametrize(("recipe", "name", "former"), TABLE, ids=lambda part: part if isinstance(part, str) else "")
-def test_a_former_spelling_is_refused_with_its_place_and_the_new_one(recipe: str, name: str, former: Former) -> None:
+def test_a_former_spelling_is_refused_with_its_place_and_the_new_one(recipe: str, name: str, former: FormerKey) -> None:
     for value in former_values(recipe, name, former):
         with pytest.raises(BadJob) as typed:
             loads(job_file(recipe, f"{name}: {json.dumps(value)}"), where="job.yaml")
@@ -70,7 +70,7 @@ def test_a_former_spelling_is_refused_with_its_place_and_the_new_one(recipe: str
 
 
 @pytest.mark.parametrize(("recipe", "name", "former"), TABLE, ids=lambda part: part if isinstance(part, str) else "")
-def test_a_former_spelling_is_refused_in_an_override(recipe: str, name: str, former: Former) -> None:
+def test_a_former_spelling_is_refused_in_an_override(recipe: str, name: str, former: FormerKey) -> None:
     for value in former_values(recipe, name, former):
         setting = f"config.{name}={value if isinstance(value, str) else json.dumps(value)}"
         with pytest.raises(BadJob) as typed:
@@ -81,7 +81,7 @@ def test_a_former_spelling_is_refused_in_an_override(recipe: str, name: str, for
 
 
 @pytest.mark.parametrize(("recipe", "name", "former"), TABLE, ids=lambda part: part if isinstance(part, str) else "")
-def test_what_is_to_be_written_instead_is_accepted(recipe: str, name: str, former: Former) -> None:
+def test_what_is_to_be_written_instead_is_accepted(recipe: str, name: str, former: FormerKey) -> None:
     for value in former_values(recipe, name, former):
         if former.instead(value):
             continue  # a number that only the user knows
@@ -119,7 +119,7 @@ def test_a_share_of_the_steps_is_refused_with_how_to_convert_it() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "name", "former"), TABLE, ids=lambda part: part if isinstance(part, str) else "")
-def test_a_former_spelling_is_no_option_of_today(recipe: str, name: str, former: Former) -> None:
+def test_a_former_spelling_is_no_option_of_today(recipe: str, name: str, former: FormerKey) -> None:
     keys = keys_of(RECIPES[recipe].load_config())
     assert former.to in keys
     assert name not in keys or name == former.to

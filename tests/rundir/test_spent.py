@@ -51,7 +51,7 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
 def ended_after(hold: RunHandle, target: FakeTarget, seconds: float, state: State = State.BUDGET) -> None:
     target._write_event(hold.url, kind="checkpoint", step=1, spent_s=seconds)
     target.end(hold.url, state)
-    hold.settle()
+    hold.ensure_torn_down()
 
 
 def billed(plan: Plan, **price: object) -> Plan:
@@ -224,20 +224,20 @@ def test_a_new_total_in_dollars_becomes_time(plan_of: Callable[..., Plan]) -> No
 
 
 def test_what_a_finished_run_took_is_remembered_once(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
-    from headway.pricing.estimate import remembered
+    from headway.pricing.estimate import past_runs
 
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
     target._write_event(hold.url, kind="checkpoint", step=1, spent_s=50.0, bytes=1000, seconds=0.5)
     target.end(hold.url, State.FINISHED)
-    hold.settle()
-    hold.settle()
-    (one,) = remembered()
+    hold.ensure_torn_down()
+    hold.ensure_torn_down()
+    (one,) = past_runs()
     assert (one.seconds, one.checkpoint_bytes, one.checkpoint_s, one.what) == (50.0, 1000, 0.5, "script:play.py")
 
 
 def test_a_run_that_was_cut_short_teaches_nothing(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
-    from headway.pricing.estimate import remembered
+    from headway.pricing.estimate import past_runs
 
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
     ended_after(hold, target, 100.0, State.STOPPED)
-    assert remembered() == []
+    assert past_runs() == []

@@ -13,7 +13,7 @@ for needed in ("torch", "onnxruntime", "onnxscript", "starlette"):
 import torch  # noqa: E402
 
 from headway.artifacts import predictor  # noqa: E402
-from headway.artifacts.predictor import service_of  # noqa: E402
+from headway.artifacts.predictor import open_service  # noqa: E402
 from headway.bundle.format import Bundle  # noqa: E402
 from headway.core.errors import BadInput  # noqa: E402
 from headway.recipes.captioning.inference import OnnxEncoder  # noqa: E402
@@ -29,34 +29,34 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("recipe", ["captioning", "classification", "grading"])
 def test_onnx_runtime_says_what_torch_says(recipe: str, tmp_path: Path) -> None:
     bundle = Bundle.open(str(MADE[recipe](tmp_path / "bundle")))
-    plain, other = service_of(bundle), service_of(bundle)
-    assert "no graph has been exported" in predictor.choose(other, bundle, "auto")
-    assert predictor.choose(other, bundle, "onnx").startswith("ONNX Runtime: ")
+    plain, other = open_service(bundle), open_service(bundle)
+    assert "no graph has been exported" in predictor.choose_engine(other, bundle, "auto")
+    assert predictor.choose_engine(other, bundle, "onnx").startswith("ONNX Runtime: ")
     prepared = [plain.prepare(instance) for _, instance in inputs(recipe, tmp_path)]
     for explain in (False, True):
         expected, found = plain.answer(prepared, explain=explain), other.answer(prepared, explain=explain)
         assert [each["text"] for each in found] == [each["text"] for each in expected]
         assert [set(each) for each in found] == [set(each) for each in expected]
-    said = predictor.choose(service_of(bundle), bundle, "auto")
+    said = predictor.choose_engine(open_service(bundle), bundle, "auto")
     assert "against torch's" in said, "the graph is kept, and measured at every start"
     _refused(bundle)
 
 
 def _refused(bundle: Bundle) -> None:
     """A graph that is not this model's, or none at all, is found out at the start; torch answers."""
-    changed: Any = service_of(bundle)
+    changed: Any = open_service(bundle)
     with torch.no_grad():
         for weight in changed._predictor.model.parameters():
             weight.mul_(1.5)
-    assert "differs from the model" in predictor.choose(changed, bundle, "auto")
+    assert "differs from the model" in predictor.choose_engine(changed, bundle, "auto")
     assert not isinstance(getattr(changed._predictor.model, "encoder", None), OnnxEncoder)
     assert getattr(changed, "_run", None) is None
     predictor.graph_path(bundle).write_bytes(b"damaged")
-    assert "cannot be read" in predictor.choose(service_of(bundle), bundle, "auto")
+    assert "cannot be read" in predictor.choose_engine(open_service(bundle), bundle, "auto")
 
 
 def test_a_recipe_that_decodes_word_by_word_stays_with_torch(tmp_path: Path) -> None:
     bundle = Bundle.open(str(MADE["translation"](tmp_path / "bundle")))
-    assert predictor.choose(service_of(bundle), bundle, "auto").startswith("torch")
+    assert predictor.choose_engine(open_service(bundle), bundle, "auto").startswith("torch")
     with pytest.raises(BadInput, match="step by step"):
-        predictor.choose(service_of(bundle), bundle, "onnx")
+        predictor.choose_engine(open_service(bundle), bundle, "onnx")

@@ -19,7 +19,7 @@ from PIL import Image  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from headway.artifacts.evaluate import predict  # noqa: E402
-from headway.artifacts.predictor import SERVICES, PredictionError, Service, service_of  # noqa: E402
+from headway.artifacts.predictor import SERVICE_CLASSES, PredictionError, PredictionService, open_service  # noqa: E402
 from headway.bundle.format import Bundle  # noqa: E402
 from headway.core.errors import BadBundle  # noqa: E402
 from headway.plugins import RECIPES  # noqa: E402
@@ -77,9 +77,9 @@ MADE: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.fixture(params=sorted(MADE))
-def served(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, Service]:
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, PredictionService]:
     folder = MADE[request.param](tmp_path / "bundle")
-    return request.param, folder, service_of(Bundle.open(str(folder)))
+    return request.param, folder, open_service(Bundle.open(str(folder)))
 
 
 def inputs(recipe: str, folder: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -94,7 +94,7 @@ def inputs(recipe: str, folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_every_recipe_is_served() -> None:
-    assert list(SERVICES) == sorted(RECIPES)
+    assert list(SERVICE_CLASSES) == sorted(RECIPES)
 
 
 def test_a_server_needs_only_its_own_extra(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_server_needs_only_its_own_extra(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_server_says_what_predict_says(served: tuple[str, Path, Service], tmp_path: Path) -> None:
+def test_a_server_says_what_predict_says(served: tuple[str, Path, PredictionService], tmp_path: Path) -> None:
     recipe, folder, service = served
     typed = inputs(recipe, tmp_path)
     answers = service.answer([service.prepare(instance) for _, instance in typed], explain=False)
@@ -121,7 +121,7 @@ def test_a_server_says_what_predict_says(served: tuple[str, Path, Service], tmp_
     assert [answer["text"] for answer in answers] == [each["text"] for each in told]
 
 
-def test_an_explanation_changes_no_answer(served: tuple[str, Path, Service], tmp_path: Path) -> None:
+def test_an_explanation_changes_no_answer(served: tuple[str, Path, PredictionService], tmp_path: Path) -> None:
     recipe, _, service = served
     prepared = [service.prepare(instance) for _, instance in inputs(recipe, tmp_path)]
     plain, rich = (service.answer(prepared, explain=explain) for explain in (False, True))
@@ -131,7 +131,7 @@ def test_an_explanation_changes_no_answer(served: tuple[str, Path, Service], tmp
 
 
 def test_a_caption_comes_with_what_else_the_search_considered(tmp_path: Path) -> None:
-    service = service_of(Bundle.open(str(_captions(tmp_path / "b"))))
+    service = open_service(Bundle.open(str(_captions(tmp_path / "b"))))
     (answer,) = service.answer([service.prepare({"image": pixels(picture(tmp_path / "p.png", 1))})], explain=True)
     found = answer["alternatives"]
     assert len(found) > 1
@@ -141,7 +141,7 @@ def test_a_caption_comes_with_what_else_the_search_considered(tmp_path: Path) ->
 
 
 def test_a_translation_comes_with_where_each_word_looked(tmp_path: Path) -> None:
-    service = service_of(Bundle.open(str(_translations(tmp_path / "b"))))
+    service = open_service(Bundle.open(str(_translations(tmp_path / "b"))))
     (answer,) = service.answer([service.prepare({"text": "one small  sentence, here"})], explain=True)
     assert " ".join(answer["source"]).split() == ["one", "small", "sentence,", "here"]
     assert "".join(answer["target"]).replace(" ", "") == answer["text"].replace(" ", "")
@@ -152,12 +152,12 @@ def test_a_translation_comes_with_where_each_word_looked(tmp_path: Path) -> None
 
 
 def test_a_sentence_longer_than_any_it_learnt_is_refused(tmp_path: Path) -> None:
-    service = service_of(Bundle.open(str(_translations(tmp_path / "b"))))
+    service = open_service(Bundle.open(str(_translations(tmp_path / "b"))))
     with pytest.raises(PredictionError, match="subwords"):
         service.prepare({"text": "word " * 500})
 
 
-def test_weights_of_another_size_are_a_damaged_bundle(served: tuple[str, Path, Service]) -> None:
+def test_weights_of_another_size_are_a_damaged_bundle(served: tuple[str, Path, PredictionService]) -> None:
     recipe, folder, _ = served
     weights = load_file(folder / "model.safetensors")
     name = max(weights, key=lambda each: weights[each].numel())

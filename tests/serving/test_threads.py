@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("starlette")
 
-from headway.artifacts.predictor import SERVICES, Answer, Field, Instance, service_of  # noqa: E402
+from headway.artifacts.predictor import SERVICE_CLASSES, Answer, Field, Instance, open_service  # noqa: E402
 from headway.bundle.format import Bundle  # noqa: E402
 from headway.serving import batching  # noqa: E402
 from tests.serving.test_services import MADE  # noqa: E402
@@ -46,18 +46,18 @@ class Slowed:
 
 @pytest.mark.parametrize("best", [1, 2, 4])
 def test_the_fastest_is_kept_and_said(best: int) -> None:
-    assert batching.choose(Slowed(best)).startswith(f"{best} of 4: ")
+    assert batching.choose_batch_size(Slowed(best)).startswith(f"{best} of 4: ")
     assert torch.get_num_threads() == best
 
 
 def test_what_the_user_has_set_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert batching.choose(Slowed(1)) == "4, from OMP_NUM_THREADS"
+    assert batching.choose_batch_size(Slowed(1)) == "4, from OMP_NUM_THREADS"
     assert torch.get_num_threads() == 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", sorted(SERVICES))
+@pytest.mark.parametrize("recipe", sorted(SERVICE_CLASSES))
 def test_every_recipe_takes_the_made_up_input(recipe: str, tmp_path: Path) -> None:
-    service = service_of(Bundle.open(str(MADE[recipe](tmp_path / "bundle"))))
-    assert " of 4: " in batching.choose(service)
+    service = open_service(Bundle.open(str(MADE[recipe](tmp_path / "bundle"))))
+    assert " of 4: " in batching.choose_batch_size(service)

@@ -234,10 +234,10 @@ GOOD = "name: x\nrecipe: captioning\n"
         ("data: {train: [{weight: 2}]}", "3:16", "data.train.0.source is missing", "add source: a folder"),
         ("data: {train: [{sauce: x}]}", "3:17", "unknown key 'sauce' in data.train.0", "did you mean source?"),
         ("script: train.py", "3:1", "both recipe and script are given", "keep one of the two"),
-        ("args: [a]", "3:1", "args cannot stand beside recipe", "write the recipe's settings under config"),
+        ("args: [a]", "3:1", "args cannot be used together with recipe", "write the recipe's settings under config"),
         ("mounts: [{at: /d}]", "3:10", "mounts.0: one of nfs, pvc and path is missing", "add nfs: …"),
         ("mounts: [{at: /d, pvc: x, path: /x}]", "3:27", "both pvc and path are given", "keep one of the two"),
-        ("image: {uri: a, base: b}", "3:17", "image: base cannot stand beside uri", "remove one"),
+        ("image: {uri: a, base: b}", "3:17", "image: base cannot be used together with uri", "remove one"),
         # config
         ("config: {epocs: 3}", "3:10", "unknown key 'epocs' in config", "did you mean epochs?"),
         ("config: {epochs: 0}", "3:18", "config.epochs must be at least 1", "write epochs: 1"),

@@ -20,9 +20,9 @@ from headway.core.errors import BadInput, HeadwayError, RunBusy, TargetError
 from headway.core.plan import RUN
 from headway.core.types import State, Target
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, TargetRef, look
+from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, UNKNOWN, TargetRef, look
 from headway.launcher.lifecycle import RunHandle
-from headway.packaging.engine import ANSWER_S, EngineError, Unreachable, run
+from headway.packaging.engine import COMMAND_TIMEOUT_S, EngineError, Unreachable, run
 from headway.planning import Plan
 from headway.spec import Budget, Data, Image, Mount, Resources, Secret, Source
 from headway.storage import open_store, subfolders
@@ -43,7 +43,7 @@ class Refusing:
 
     word: str | None = None
 
-    def __call__(self, argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str:
+    def __call__(self, argv: Sequence[str], *, within_s: float | None = COMMAND_TIMEOUT_S) -> str:
         if self.word in argv:
             raise EngineError(f"{self.word} was refused")
         return run(argv, within_s=within_s)
@@ -165,7 +165,7 @@ class TestDocker(TargetContract):
         assert client.returncode == -signal.SIGKILL, client.stderr
         url = str(tmp_path / "runs" / "orphan")
         assert bool(target.found()) == (moment != "image")
-        hold = lifecycle.reach(url, target=target)
+        hold = lifecycle.open_run(url, target=target)
         live = moment == "recorded"
         assert hold.target.status(hold.handle).state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
         assert hold.down().left == ()
@@ -306,7 +306,7 @@ class TestDocker(TargetContract):
     ) -> None:
         def verdict() -> tuple[str, str]:
             (found,) = look(TargetRef(name="docker", kind="docker", options={}))
-            return found.verdict, found.why
+            return found.verdict, found.reason
 
         monkeypatch.setenv("USER", "alice")
         hold = self.running(start(WAITS))
@@ -314,10 +314,10 @@ class TestDocker(TargetContract):
         with monkeypatch.context() as bob:
             bob.setenv("HEADWAY_HOME", str(tmp_path / "home-of-bob"))
             os.rename(hold.url, hidden)
-            assert verdict()[0] == NOT_YOURS
+            assert verdict()[0] == OTHER_OWNER
             assert "alice@" in verdict()[1]
             os.rename(hidden, hold.url)
-            assert verdict()[0] == NOT_YOURS
+            assert verdict()[0] == OTHER_OWNER
         assert verdict() == (LIVE, "running")
         os.rename(hold.url, hidden)
         assert verdict() == (ORPHAN, "its run folder no longer exists")
@@ -354,7 +354,7 @@ class TestDocker(TargetContract):
         with pytest.raises(RunBusy, match="was moved from"):
             lifecycle.resume(moved, target=target)
         with pytest.raises(TargetError, match="was moved from"):
-            lifecycle.reach(moved, target=target).down()
+            lifecycle.open_run(moved, target=target).down()
         os.rename(moved, hold.url)
         assert hold.stop().status.state is State.STOPPED
 

@@ -15,7 +15,7 @@ import pytest
 
 from headway.core.errors import Problem
 from headway.packaging import engine
-from headway.packaging.engine import ANSWER_S, AlreadyExists, EngineError, NotFound, Unreachable, refusal
+from headway.packaging.engine import COMMAND_TIMEOUT_S, AlreadyExists, EngineError, NotFound, Unreachable, engine_error
 from headway.spec import Accelerator, Image, Job, Mount, Resources, Secret
 from headway.targets.docker import checks
 from headway.targets.docker.options import Options
@@ -29,7 +29,7 @@ has_docker = pytest.mark.skipif(shutil.which("docker") is None, reason="docker: 
 def answering(**info: Any) -> engine.Engine:
     """A daemon that says of itself what a test wants. It answers one question, and no other."""
 
-    def answer(argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str:
+    def answer(argv: Sequence[str], *, within_s: float | None = COMMAND_TIMEOUT_S) -> str:
         assert argv[1] == "info"
         return json.dumps(info)
 
@@ -83,7 +83,7 @@ def test_a_socket_that_is_not_for_this_user(docker_host: str) -> None:
         capture_output=True, text=True, env={**os.environ, "HOME": "/nonexistent"},
     )  # fmt: skip
     errors = json.loads(done.stdout or "{}").get("ServerErrors") or [done.stderr]
-    found = refusal(words, "\n".join(errors))
+    found = engine_error(words, "\n".join(errors))
     assert isinstance(found, Unreachable)
     assert "usermod -aG docker" in found.problem.fix
 
@@ -160,14 +160,14 @@ def test_what_does_not_stop_a_job_is_noted(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_a_daemon_says_becomes_what_to_type(said: str, kind: type[EngineError], fix: str) -> None:
-    found = refusal(["docker", "create", "x"], said)
+    found = engine_error(["docker", "create", "x"], said)
     assert type(found) is kind
     assert fix in found.problem.fix
-    assert found.said == said
+    assert found.output == said
 
 
 def test_what_nobody_foresaw_is_passed_on_in_its_own_words() -> None:
-    found = refusal(
+    found = engine_error(
         ["docker", "create", "--name", "x"], "\x1b[31mError response from daemon: the moon is full\x1b[0m\n"
     )
     assert "`docker create x` failed: the moon is full" in str(found)

@@ -14,7 +14,7 @@ import pytest
 
 from headway.core.plan import Code, Limits, Plan
 from headway.packaging import build
-from headway.packaging.dockerfile import of_plan
+from headway.packaging.dockerfile import image_of_plan
 from headway.spec import dump
 from headway.spec.model import (
     Accelerator,
@@ -119,7 +119,7 @@ def test_the_calls_are_the_reviewed_ones(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(render, "NVIDIA", Path("/dev/null"))
     plan = plan_of() if name == "plain" else plan_of(28_800, **EVERYTHING)
     golden = GOLDEN / f"docker-{name}.txt"
-    text = shown(plan).replace(of_plan(plan).tag, "{TAG}")
+    text = shown(plan).replace(image_of_plan(plan).tag, "{TAG}")
     assert text == golden.read_text(), f"if this is meant: write it to {golden}"
 
 
@@ -162,7 +162,7 @@ def test_files_belong_to_the_user_under_every_engine(monkeypatch: pytest.MonkeyP
 def test_a_chosen_network_and_more_words_stand_before_the_image() -> None:
     argv = words(plan_of(), network="host", args=("--ulimit", "nofile=65536"))
     assert after(argv, "--network") == ["host"]
-    assert argv.index("nofile=65536") < argv.index(of_plan(plan_of()).name)
+    assert argv.index("nofile=65536") < argv.index(image_of_plan(plan_of()).name)
 
 
 def test_a_ready_image_is_not_built_and_is_given_code_and_headway() -> None:
@@ -179,7 +179,7 @@ def test_after_a_push_the_digest_is_what_is_rendered(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
     repository = "us-docker.pkg.dev/my-project/my-repo/captions"
     plan = plan_of(image=Image(repository=repository))
-    image = of_plan(plan)
+    image = image_of_plan(plan)
     assert build.reference(plan, image) == f"{repository}:{image.tag}"
     record, uri = tmp_path / "images" / f"{image.tag}.json", f"{repository}@sha256:{'0' * 64}"
     record.parent.mkdir()

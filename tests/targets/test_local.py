@@ -20,7 +20,7 @@ from headway.core import platform
 from headway.core.errors import HeadwayError, RunBusy, TargetError, UnknownRun
 from headway.core.types import Handle, State, Target
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, TargetRef, look
+from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, TargetRef, look
 from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.rundir.layout import INTENT, PLAN
@@ -138,7 +138,7 @@ class TestLocal(TargetContract):
         url = str(tmp_path / "runs" / "orphan")
         live = moment in ("started", "recorded")
         eventually(lambda: bool(target.found()) == live, "it is found by its label, if it was started")
-        status = lifecycle.reach(url).target.status(Handle(target="local", run="orphan", url=url))
+        status = lifecycle.open_run(url).target.status(Handle(target="local", run="orphan", url=url))
         assert status.state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
         receipt = lifecycle.down(url)
         assert receipt.left == ()
@@ -157,12 +157,12 @@ class TestLocal(TargetContract):
         os.close(follower)
         url = str(tmp_path / "runs" / "mine")
         eventually(lambda: (Path(url) / INTENT).exists(), "it is announced")
-        hold = lifecycle.reach(url)
+        hold = lifecycle.open_run(url)
         eventually(lambda: any("waits" in line.text for line in hold.logs()), "it runs")
         os.close(leader)  # the terminal is gone: SIGHUP for all that belong to it
         client.kill()
         client.wait()
-        hold = lifecycle.reach(url)
+        hold = lifecycle.open_run(url)
         assert hold.target.status(hold.handle).state is State.RUNNING
         leader_process = supervisor(hold)
         assert leader_process.pid == os.getsid(leader_process.pid)
@@ -263,7 +263,7 @@ class TestLocal(TargetContract):
         hold = self.running(start(WAITS))
         moved = f"{tmp_path}/archive"
         os.rename(hold.url, moved)
-        there = lifecycle.reach(moved, target=target)
+        there = lifecycle.open_run(moved, target=target)
         status = there.outcome().status
         assert status.state is State.RUNNING
         assert f"moved from {hold.url}" in status.reason
@@ -287,7 +287,7 @@ class TestLocal(TargetContract):
         os.rename(hold.url, moved)
         assert not Path(hold.url).exists()
         with pytest.raises(TargetError) as refused:
-            lifecycle.reach(str(moved), target=target).down()
+            lifecycle.open_run(str(moved), target=target).down()
         command, _, _ = refused.value.problem.fix.partition(", then")
         subprocess.run(command.split(), check=True)
         assert hold.target.status(hold.handle).state is State.RUNNING
@@ -303,13 +303,13 @@ class TestLocal(TargetContract):
         mounted = os.geteuid() == 0 and subprocess.run(["mount", "--bind", hold.url, bound]).returncode == 0
         try:
             for path in (link, bound) if mounted else (link,):
-                assert lifecycle.reach(str(path), target=target).status().state is State.RUNNING
+                assert lifecycle.open_run(str(path), target=target).status().state is State.RUNNING
                 with pytest.raises(RunBusy):
                     lifecycle.resume(str(path), target=target)
         finally:
             if mounted:
                 subprocess.run(["umount", bound], check=True)
-        assert lifecycle.reach(str(link), target=target).stop().status.state is State.STOPPED
+        assert lifecycle.open_run(str(link), target=target).stop().status.state is State.STOPPED
         assert target.found() == []
 
     def test_root_leaves_other_peoples_processes_to_them(
@@ -322,9 +322,9 @@ class TestLocal(TargetContract):
         hold = self.running(start(WAITS))
         assert verdict() == LIVE
         monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
-        assert verdict() == NOT_YOURS
+        assert verdict() == OTHER_OWNER
         os.rename(hold.url, tmp_path / "not-to-be-seen")
-        assert verdict() == NOT_YOURS
+        assert verdict() == OTHER_OWNER
         monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
         assert verdict() == ORPHAN, "ours, and its folder is gone"
         os.rename(tmp_path / "not-to-be-seen", hold.url)

@@ -230,7 +230,7 @@ class TestSlurm(TargetContract):
         assert hold.target.status(hold.handle).state is State.RUNNING, "known by its number, and where it was submitted"
         copy = copied(hold.url, "copy")
         assert target.down(Handle(target="slurm", run="copy", url=copy, details={"job": number})).left == ()
-        assert lifecycle.reach(copy, target=target).down().removed == ()
+        assert lifecycle.open_run(copy, target=target).down().removed == ()
         assert hold.target.status(hold.handle).state is State.RUNNING
         assert hold.stop().status.state is State.STOPPED
 
@@ -410,7 +410,7 @@ class TestSlurm(TargetContract):
             patch.setenv("SLURM_CONF", str(silent))
             status = hold.target.status(hold.handle)
             assert status.state is State.RUNNING
-            assert "does not answer" in status.reason
+            assert "cannot contact the Slurm controller" in status.reason
             with pytest.raises(TargetError, match="scontrol ping"):
                 hold.down()
         assert hold.stop().status.state is State.STOPPED

@@ -187,7 +187,7 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict
     [
         ("CANCELLED", State.STOPPED, "before its first attempt"),
         ("DEADLINE", State.STOPPED, "max_wait"),
-        ("FAILED", State.FAILED, "does every node see"),
+        ("FAILED", State.FAILED, "every node can read"),
         ("NODE_FAIL", State.LOST, "a node failed"),
         ("OUT_OF_MEMORY", State.LOST, "resources.memory"),
         ("TIMEOUT", State.LOST, "time limit"),
@@ -215,7 +215,7 @@ def test_a_job_that_everybody_has_forgotten_is_told_by_what_its_script_left(
     (place / "job-77.log").write_text("headway: setup: false\nslurmstepd: error: noise\n")
     status = hold.target.status(hold.handle)
     assert (status.state, status.exit_code) == (State.FAILED, 3)
-    assert status.reason.endswith("it last said: headway: setup: false")
+    assert status.reason.endswith("last output: headway: setup: false")
     (place / "exit").write_text("12 3\n")
     assert hold.target.status(hold.handle).state is State.LOST, "that was another job's"
 

@@ -96,7 +96,7 @@ def test_a_machine_that_shows_another_key_than_before_is_refused(
     try:
         impostor.change_host_key()
         made = plan_of(FakeBehaviour(), {**entry, "config": str(impostor.config)})
-        with pytest.raises(TargetError, match="another host key"):
+        with pytest.raises(TargetError, match="different host key"):
             lifecycle.launch(made, name="changed", target=target_of(made))
     finally:
         impostor.stop()
@@ -393,7 +393,9 @@ def test_a_machine_is_named_as_ssh_names_it() -> None:
 
 
 def test_the_script_is_the_one_that_was_reviewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.planning.build._environment", lambda job, target: {"python": "3.11.4", "threads": "1"})
+    monkeypatch.setattr(
+        "headway.planning.build._environment_record", lambda job, target: {"python": "3.11.4", "threads": "1"}
+    )
     (tmp_path / "train.py").write_text("print('trains')\n")
     (tmp_path / "requirements.txt").write_text("numpy\n")
     job = Job(

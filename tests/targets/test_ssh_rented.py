@@ -241,7 +241,7 @@ def test_a_killed_client_is_outlived_and_the_machine_given_back_at_the_end(
     assert cloud.machines == ["vm-outlived"]
     go.touch()
     eventually(lambda: cloud.machines == [], "the guardian gives it back")
-    hold = lifecycle.reach(str(tmp_path / "runs" / "outlived"))
+    hold = lifecycle.open_run(str(tmp_path / "runs" / "outlived"))
     eventually(lambda: (tmp_path / "runs/outlived/teardown.json").exists(), "and writes the receipt")
     assert [line.text for line in hold.logs(rank=0)] == ["working"]
     assert hold.outcome().exit_code == 0
@@ -320,7 +320,7 @@ def test_down_of_a_copied_folder_leaves_the_machine_and_the_guardian_of_the_orig
     target = target_of(plan, said)
     hold = lifecycle.launch(plan, name="first", detach=True, target=target)
     eventually(lambda: prints(hold), "it runs")
-    copy = lifecycle.reach(copied(hold.url, "second"), target=target)
+    copy = lifecycle.open_run(copied(hold.url, "second"), target=target)
     assert copy.status().state is State.LOST
     assert copy.down() == copy.stop().receipt == Receipt(run="second")
     assert cloud.machines == ["vm-first"]
@@ -346,7 +346,7 @@ def test_machines_that_were_rented_for_a_folder_that_cannot_be_seen_are_not_said
         elsewhere.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
         os.rename(hold.url, tmp_path / "away")
         with pytest.raises(TargetError, match="were rented when its folder was"):
-            lifecycle.reach(copy, target=target).down()
+            lifecycle.open_run(copy, target=target).down()
         os.rename(tmp_path / "away", hold.url)
     assert cloud.machines == ["vm-first"]
     hold.stop()
@@ -384,10 +384,10 @@ def test_what_is_filled_in_is_one_word_of_the_shell() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"down": None}, "no `down` gives it back"),
+        ({"down": None}, "no `down` to release it"),
         ({"up": "create it"}, "after a crash nobody could find it"),
         ({"down": "destroy everything"}, "neither {run} nor {id}"),
-        ({"list": "ls {name}/{run}"}, "{name}, which nobody fills in"),
+        ({"list": "ls {name}/{run}"}, "{name}, which is not a known placeholder"),
         ({"host": "box"}, "both which machine to use and how to rent one"),
     ],
 )
@@ -402,7 +402,7 @@ def test_commands_that_could_lose_a_machine_are_refused(
 def test_the_plan_says_what_stays_billed_and_where(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
     bare = plan_of(FakeBehaviour(), cloud.entry(list=None))
     assert any("stays billed until `headway down`" in note for note in bare.notes)
-    assert any("nobody looks again" in note for note in bare.notes)
+    assert any("the exit code of `down` alone" in note for note in bare.notes)
     safe = plan_of(FakeBehaviour(), cloud.entry(self_down="poweroff"), budget=Budget(hours=1))
     assert not any("stays billed" in note for note in safe.notes)
     assert "self_down" in safe.limits.second

@@ -305,7 +305,7 @@ def test_another_machine_that_takes_the_run_down_knows_what_was_rented_and_shown
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
     cloud.turns("strict")
     (cloud.folder / "machines/vm-mine").unlink()
-    elsewhere = lifecycle.reach(hold.url)
+    elsewhere = lifecycle.open_run(hold.url)
     assert elsewhere.down().left == (), "the list has shown it, and shows it no more"
     assert given_back(cloud) == 1
 
@@ -393,7 +393,7 @@ def test_a_machine_that_up_never_named_is_given_back_by_list_or_kept_on_record(
     assert cloud.machines == ["vm-mine"]
     (record,) = Records().all()
     unguarded(record.url)
-    assert any("whether `up` has made one cannot be told" in text and "rm -r" in text for text in said)
+    assert any("it is unknown whether `up` created one" in text and "rm -r" in text for text in said)
     assert any("left behind: machine that `up` may have made for mine" in text for text in said)
     (cloud.folder / "lying").unlink()
     assert lifecycle.down(record.url).left == ()
@@ -473,7 +473,7 @@ def test_a_list_that_hides_its_failures_is_noted_in_the_plan(cloud: Cloud, plan_
     assert not any("hides its failures" in note for note in plan_of(entry).notes)
     for end in ("|| true", "|| :", "; true", "; exit 0"):
         notes = plan_of({**entry, "list": f"{entry['list']} {end}"}).notes
-        assert any("hides its failures: an empty answer is not believed" in note for note in notes), end
+        assert any("hides its failures: an empty answer is not trusted" in note for note in notes), end
 
 
 IBMCLOUD = """#!/bin/sh

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.dashboard.terminal import BLOCKS, sparkline, thinned
+from headway.dashboard.terminal import BLOCKS, downsample, sparkline
 
 
 def test_a_curve_that_falls_falls() -> None:
@@ -22,7 +22,7 @@ def test_a_long_curve_keeps_its_shape_in_a_narrow_place() -> None:
 def test_what_is_no_number_is_a_gap() -> None:
     assert sparkline([1.0, math.nan, 2.0], 3) == "▁ █"
     assert sparkline([math.inf, math.nan], 9) == "  "
-    assert thinned([math.nan, 1.0], 2) == [None, 1.0]
+    assert downsample([math.nan, 1.0], 2) == [None, 1.0]
 
 
 @given(st.lists(st.floats()), st.integers(-1, 60))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.ci.trigger import asked
-from headway.packaging.code import own_wheel, wheel_path
+from headway.packaging.code import build_wheel, wheel_path
 
 MESSAGES = (Path(__file__).parent / "messages.txt").read_text().rstrip("\n").split("\n---\n")
 WANTED: list[list[str]] = [
@@ -65,7 +65,7 @@ def test_it_runs_from_the_wheel_without_being_installed(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
-    name, _ = own_wheel()
+    name, _ = build_wheel()
     step = [sys.executable, "-S", "-m", "headway.ci.trigger"]
     env = {"HEADWAY_MESSAGE": "!train!", "PYTHONPATH": str(wheel_path(name)), "PATH": os.environ["PATH"]}
     done = subprocess.run(step, cwd=repository, env=env, capture_output=True, text=True, check=False)

@@ -18,13 +18,13 @@ import torch
 
 from headway.core.errors import BadInput
 from headway.tools.verify_checks import (
-    Compared,
+    CheckpointComparison,
     Difference,
-    Histories,
-    Suspect,
+    MetricComparison,
+    NondeterminismSuspect,
     compare_histories,
     differences,
-    suspects,
+    find_suspects,
 )
 from headway.tools.verify_resume import likely_cause
 from headway.training.step_boundary import StepLimit, read_step_limit
@@ -252,21 +252,23 @@ def test_lines_that_draw_unseeded_numbers_are_found(tmp_path: Path) -> None:
         "g = random.random() + np.random.rand()\n"
     )
     (tmp_path / "b.py").write_text("this is no python")
-    found = suspects([("a.py", path), ("b.py", tmp_path / "b.py"), ("c.py", tmp_path / "gone.py")])
+    found = find_suspects([("a.py", path), ("b.py", tmp_path / "b.py"), ("c.py", tmp_path / "gone.py")])
     kinds = {int(suspect.where.removeprefix("a.py:")): suspect.kind for suspect in found}
     assert kinds == {2: "unseeded", 3: "own", 4: "unseeded", 5: "own", 6: "unseeded", 7: "unseeded", 8: "iterator"}
     assert found[0].code == "a = np.random.default_rng()"
 
 
-def compared(first: int | None, largest: float = 0.5) -> Compared:
+def compared(first: int | None, largest: float = 0.5) -> CheckpointComparison:
     difference = Difference(part="model/w", step=first, amount=largest) if first else None
     parts = ("model/w",) if first else ()
-    return Compared(steps=(10, 20, 30), tensors=1, largest=largest, where="model/w", differing=parts, first=difference)
+    return CheckpointComparison(
+        steps=(10, 20, 30), tensors=1, largest=largest, where="model/w", differing=parts, first=difference
+    )
 
 
 SUSPECTS = [
-    Suspect(where="a:1", code="default_rng()", kind="unseeded"),
-    Suspect(where="a:2", code="rng(3)", kind="own"),
+    NondeterminismSuspect(where="a:1", code="default_rng()", kind="unseeded"),
+    NondeterminismSuspect(where="a:2", code="rng(3)", kind="own"),
 ]
 
 
@@ -281,16 +283,16 @@ SUSPECTS = [
     ],
 )
 def test_where_the_runs_part_tells_why(
-    found: Compared, first_metric: int | None, words: str, look_at: list[str]
+    found: CheckpointComparison, first_metric: int | None, words: str, look_at: list[str]
 ) -> None:
-    histories = Histories(records=30, first_step=first_metric)
+    histories = MetricComparison(records=30, first_step=first_metric)
     cause = likely_cause(found, histories, resumed_from=20, suspects=SUSPECTS)
     assert words in cause.words
     assert [suspect.where for suspect in cause.look_at] == look_at
 
 
 def test_a_tiny_difference_without_suspects_is_an_operations_own() -> None:
-    cause = likely_cause(compared(10, 1e-7), Histories(records=30, first_step=1), resumed_from=20, suspects=[])
+    cause = likely_cause(compared(10, 1e-7), MetricComparison(records=30, first_step=1), resumed_from=20, suspects=[])
     assert "sums in a different order" in cause.words
     assert "exact: true" in cause.fix
 

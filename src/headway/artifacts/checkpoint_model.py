@@ -52,12 +52,12 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> CheckpointModel:
     job = undump(plan.job, where=run_url)
     recipe = recipe_of(job)
     config = from_plain(job.config, recipe.load_config(), where=run_url)
-    step, found_as = _step(store, checkpoint)
+    step, source = _step(store, checkpoint)
     try:
         loaded = CheckpointReader(store).load(step)
-    except CheckpointDamaged as damage:
+    except CheckpointDamaged as problem:
         raise NoCheckpoint(
-            f"the checkpoint of step {step} cannot be used: {damage}",
+            f"the checkpoint of step {step} cannot be used: {problem}",
             where=run_url,
             fix="choose another one: --checkpoint NAME",
         ) from None
@@ -65,15 +65,15 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> CheckpointModel:
         recipe=recipe,
         job=job,
         config=config,
-        model=_rebuilt(recipe, config, _weights(loaded.state), by=plan.headway, where=f"{run_url}, step {step}"),
-        checkpoint=found_as,
+        model=_rebuild_model(recipe, config, _weights(loaded.state), by=plan.headway, where=f"{run_url}, step {step}"),
+        checkpoint=source,
         step=step,
         scores=scores_at(folder, step),
         environment=loaded.environment,
     )
 
 
-def _rebuilt(recipe: Recipe, config: Any, weights: Mapping[str, Any], *, by: str, where: str) -> nn.Module:
+def _rebuild_model(recipe: Recipe, config: Any, weights: Mapping[str, Any], *, by: str, where: str) -> nn.Module:
     """Rebuild the model with these weights. Raises NoCheckpoint if the model has changed since it was trained."""
     try:
         model: nn.Module = recipe.load("rebuild")(config, weights)
@@ -112,9 +112,9 @@ def scores_at(folder: RunFolder, step: int) -> dict[str, float]:
     return scores_in(records[-1]) if records else {}
 
 
-def _best_of_phases(kept: Sequence[CheckpointEntry]) -> tuple[int, str] | None:
+def _best_of_phases_name(kept: Sequence[CheckpointEntry]) -> tuple[int, str] | None:
     """Return the newest phase's best checkpoint. A run in phases has one best per phase."""
-    found = [(one.step, name) for one in kept for name in one.names if name.endswith(f"_{BEST}")]
+    found = [(entry.step, name) for entry in kept for name in entry.names if name.endswith(f"_{BEST}")]
     return max(found, default=None)
 
 
@@ -135,7 +135,7 @@ def _step(store: Store, checkpoint: str) -> tuple[int, str]:
             f"checkpoints/{checkpoint}.json is damaged", where=store.url, fix="give a step instead: --checkpoint STEP"
         ) from None
     if checkpoint == BEST:
-        return _best_of_phases(kept) or (steps[-1], LAST)
+        return _best_of_phases_name(kept) or (steps[-1], LAST)
     if checkpoint.isdigit() and int(checkpoint) in steps:
         return int(checkpoint), checkpoint
     names = sorted({name for one in kept for name in one.names} | {LAST})

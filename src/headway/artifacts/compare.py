@@ -10,7 +10,7 @@ from string import Template
 from typing import Any, Final
 
 from headway._version import __version__
-from headway.artifacts.svg_chart import Line, chart, thinned
+from headway.artifacts.svg_chart import Line, chart, downsample
 from headway.core.errors import BadInput
 from headway.rundir.history import scores_in
 from headway.rundir.layout import REPORT, RunFolder
@@ -22,7 +22,7 @@ from headway.storage import open_store
 
 SAMPLES: Final = "report_samples.json"
 _NOT_CURVES: Final = ("step", "epoch", "time")
-_OUTCOME: Final = ("outputs", "export", "name")  # job keys that say where a run is, not how it was trained
+_OUTCOME_METRICS: Final = ("outputs", "export", "name")  # job keys that say where a run is, not how it was trained
 
 Points = list[tuple[float, float]]
 
@@ -55,7 +55,7 @@ def read_run(url: str) -> RunSummary:
         measured=_measured(report),
         metrics=dict(report["metrics"]) if report else _validated(folder),
         samples=_samples(folder, report),
-        settings=flat({key: value for key, value in settings.items() if key not in _OUTCOME}),
+        settings=flat({key: value for key, value in settings.items() if key not in _OUTCOME_METRICS}),
         curves=_curves(history),
         steps=max((int(record["step"]) for record in history), default=0),
         seconds=float(report["training"]["seconds"]) if report else None,
@@ -107,62 +107,69 @@ def _curves(history: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
 
 # The comparison as a plain record
 
-_POINTS: Final = 60  # per curve
-_ABSENT: Final = "–"
+_MAX_POINTS: Final = 60  # per curve
+_MISSING: Final = "–"
 
 
-def compare(contenders: Sequence[RunSummary], *, resamples: int = 1000, level: float = 0.95) -> dict[str, Any]:
+def compare(runs: Sequence[RunSummary], *, resamples: int = 1000, level: float = 0.95) -> dict[str, Any]:
     """Compare two or more runs: metrics with intervals, differences from the first run, settings and curves.
 
     Intervals are percentiles of a seeded bootstrap over inputs. If two runs were measured on the same inputs, their
     difference is a paired bootstrap, which detects differences smaller than either interval. Intervals do not include
     the variance between training seeds: for that, train again.
     """
-    if len(contenders) < 2:
+    if len(runs) < 2:
         raise BadInput("at least two runs are needed", fix="headway compare RUN RUN…")
     return {
-        "runs": [_about(contender) for contender in contenders],
+        "runs": [_run_record(run) for run in runs],
         "metrics": {
-            name: [_value(contender, contenders[0], name, resamples, level) for contender in contenders]
-            for name in _shared([contender.metrics for contender in contenders])
+            name: [_value(run, runs[0], name, resamples, level) for run in runs]
+            for name in _shared_metrics([run.metrics for run in runs])
         },
-        "settings": settings(contenders),
+        "settings": settings(runs),
         "curves": {
-            name: [_thin(contender.curves.get(name, [])) for contender in contenders]
-            for name in _shared([contender.curves for contender in contenders])
+            name: [_thin(run.curves.get(name, [])) for run in runs]
+            for name in _shared_metrics([run.curves for run in runs])
         },
-        "notes": _notes(contenders),
+        "notes": _notes(runs),
     }
 
 
-def settings(contenders: Sequence[RunSummary]) -> dict[str, list[Any]]:
+def settings(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
     """Return the settings that differ between runs, by dotted key."""
-    keys = sorted({key for contender in contenders for key in contender.settings})
-    rows = {key: [contender.settings.get(key, _ABSENT) for contender in contenders] for key in keys}
+    keys = sorted({key for run in runs for key in run.settings})
+    rows = {key: [run.settings.get(key, _MISSING) for run in runs] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
-def _about(contender: RunSummary) -> dict[str, Any]:
+def _run_record(run: RunSummary) -> dict[str, Any]:
     names = ("name", "url", "recipe", "measured", "steps", "seconds")
-    return {name: getattr(contender, name) for name in names}
+    return {name: getattr(run, name) for name in names}
 
 
-def _shared(each: Sequence[Mapping[str, Any]]) -> list[str]:
+def _shared_metrics(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the names that any of them has, in order of first appearance."""
-    return list(dict.fromkeys(name for names in each for name in names))
+    return list(dict.fromkeys(name for names in runs for name in names))
 
 
-def _value(contender: RunSummary, first: RunSummary, name: str, resamples: int, level: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"value": contender.metrics.get(name)}
-    mine, theirs = contender.samples.get(name), first.samples.get(name)
-    if mine is None:
+def _value(run: RunSummary, first: RunSummary, name: str, resamples: int, level: float) -> dict[str, Any]:
+    found: dict[str, Any] = {"value": run.metrics.get(name)}
+    own_samples, first_samples = run.samples.get(name), first.samples.get(name)
+    if own_samples is None:
         return found
     from headway.metrics.samples import difference, interval, size, statistic
 
-    own = interval(statistic(mine), size(mine), resamples=resamples, level=level)
-    found |= {"low": own.low, "high": own.high, "level": level}
-    if contender is not first and theirs is not None and paired(contender, first) and size(mine) == size(theirs):
-        gap = difference(statistic(theirs), statistic(mine), size(mine), resamples=resamples, level=level)
+    value = interval(statistic(own_samples), size(own_samples), resamples=resamples, level=level)
+    found |= {"low": value.low, "high": value.high, "level": level}
+    if (
+        run is not first
+        and first_samples is not None
+        and paired(run, first)
+        and size(own_samples) == size(first_samples)
+    ):
+        gap = difference(
+            statistic(first_samples), statistic(own_samples), size(own_samples), resamples=resamples, level=level
+        )
         found["difference"] = asdict(gap)
     return found
 
@@ -173,20 +180,16 @@ def paired(one: RunSummary, other: RunSummary) -> bool:
 
 
 def _thin(points: Sequence[tuple[float, float]]) -> list[list[float]]:
-    return [[round(x, 2), float(f"{y:.6g}")] for x, y in thinned(points, _POINTS)]
+    return [[round(x, 2), float(f"{y:.6g}")] for x, y in downsample(points, _MAX_POINTS)]
 
 
-def _notes(contenders: Sequence[RunSummary]) -> list[str]:
-    notes = [
-        f"{contender.name} has no intervals: headway eval {contender.name}"
-        for contender in contenders
-        if not contender.samples
-    ]
-    if len({contender.measured for contender in contenders}) > 1:
+def _notes(runs: Sequence[RunSummary]) -> list[str]:
+    notes = [f"{run.name} has no intervals: headway eval {run.name}" for run in runs if not run.samples]
+    if len({run.measured for run in runs}) > 1:
         notes.append(
             "the runs were evaluated on different inputs: differences are not paired, and may come from the data"
         )
-    if len({contender.recipe for contender in contenders}) > 1:
+    if len({run.recipe for run in runs}) > 1:
         notes.append("the runs have different recipes: metrics with the same name may differ in meaning")
     return notes
 
@@ -200,26 +203,32 @@ __all__ = ["RunSummary", "compare", "read_run"]
 _NOISY = ("grad_norm", "loss")
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(comparison: Mapping[str, Any]) -> str:
     """Render the page: tables, and a chart per curve with one line per run. It needs no network."""
     assets = files("headway.artifacts") / "report_assets"
-    names = [run["name"] for run in found["runs"]]
+    names = [run["name"] for run in comparison["runs"]]
     body = [
-        _table(["", *names], [[name, *map(shown, values)] for name, values in found["metrics"].items()], "Metrics"),
-        "".join(f"<p>{_text(note)}</p>" for note in found["notes"]),
-        _table(["", *names], [[key, *values] for key, values in found["settings"].items()], "Settings that differ"),
-        f'<h2>Curves</h2><div class="charts">{"".join(_curve(found, name) for name in found["curves"])}</div>',
+        _table(
+            ["", *names],
+            [[name, *map(metric_text, values)] for name, values in comparison["metrics"].items()],
+            "Metrics",
+        ),
+        "".join(f"<p>{_text(note)}</p>" for note in comparison["notes"]),
+        _table(
+            ["", *names], [[key, *values] for key, values in comparison["settings"].items()], "Settings that differ"
+        ),
+        f'<h2>Curves</h2><div class="charts">{"".join(_curve(comparison, key) for key in comparison["curves"])}</div>',
     ]
     return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
         title=_text(" against ".join(names)),
         style=(assets / "style.css").read_text(encoding="utf-8"),
-        subtitle=_text("; ".join(f"{run['name']}: {run['measured']}" for run in found["runs"])),
+        subtitle=_text("; ".join(f"{run['name']}: {run['measured']}" for run in comparison["runs"])),
         body="\n".join(body),
         footer=_text(f"Written by Headway {__version__}. This page is self-contained."),
     )
 
 
-def shown(entry: Mapping[str, Any]) -> str:
+def metric_text(entry: Mapping[str, Any]) -> str:
     """Format 0.912 [0.901, 0.923], with the difference from the first run if it is known."""
     if entry.get("value") is None:
         return ""
@@ -228,18 +237,18 @@ def shown(entry: Mapping[str, Any]) -> str:
         text += f" [{entry['low']:.4f}, {entry['high']:.4f}]"
     if "difference" in entry:
         gap = entry["difference"]
-        text += f"  {gap['value']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]{' *' if differs(entry) else ''}"
+        text += f"  {gap['value']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]{' *' if is_significant(entry) else ''}"
     return text
 
 
-def differs(entry: Mapping[str, Any]) -> bool:
+def is_significant(entry: Mapping[str, Any]) -> bool:
     """Whether the interval of the difference excludes 0."""
     gap = entry.get("difference")
     return gap is not None and (gap["low"] > 0 or gap["high"] < 0)
 
 
-def _curve(found: Mapping[str, Any], name: str) -> str:
-    runs = zip(found["runs"], found["curves"][name], strict=True)
+def _curve(comparison: Mapping[str, Any], name: str) -> str:
+    runs = zip(comparison["runs"], comparison["curves"][name], strict=True)
     lines = [Line(run["name"], [(x, y) for x, y in points], noisy=name in _NOISY) for run, points in runs if points]
     return f"<figure><figcaption>{_text(name)}</figcaption>{chart(name, lines)}</figure>"
 

@@ -77,7 +77,7 @@ class Evaluation:
 def evaluate(
     ref: str, *, checkpoint: str = "best", split: str = "test", data: str | None = None, root: str | None = None
 ) -> dict[str, Any]:
-    """Evaluate the model of a run or a bundle, on its own data or on `data` (see `named_data`).
+    """Evaluate the model of a run or a bundle, on its own data or on `data` (see `data_override`).
 
     For a run, both reports are written to its folder; a bundle is not changed. Returns the contents of report.json.
     """
@@ -103,7 +103,7 @@ def _of_run(run_url: str, checkpoint: str, split: str, data: str | None, root: s
 
     trained = open_trained(run_url, checkpoint)
     begun = time.monotonic()
-    with named_data(data, root, split, trained.config, otherwise=trained.job.data) as read:
+    with data_override(data, root, split, trained.config, otherwise=trained.job.data) as read:
         found: Evaluation = trained.recipe.load("evaluate")(
             trained.model, trained.config, read, split, cache=_cache_here(trained.job.cache)
         )
@@ -139,7 +139,7 @@ def _of_bundle(url: str, split: str, data: str | None, root: str | None) -> dict
     recipe = RECIPES[bundle.recipe]
     predictor = recipe.load("predictor")(bundle)
     begun = time.monotonic()
-    with named_data(data, root, split, predictor.config, otherwise=Data()) as read:
+    with data_override(data, root, split, predictor.config, otherwise=Data()) as read:
         found: Evaluation = recipe.load("evaluate")(predictor.model, predictor.config, read, split)
     return {
         "bundle": url,
@@ -198,12 +198,12 @@ def is_bundle(ref: str) -> bool:
 
 PICTURES: Final = "pictures"  # folder of a splits.json's images during preparation
 _SIDES: Final = ("front", "back")
-_AT_ONCE: Final = 16  # images fetched in parallel
+_PARALLEL_DOWNLOADS: Final = 16  # images fetched in parallel
 _ALIASES: Final = {"val": ("val", "valid", "validation", "dev"), "test": ("test", "testing"), "train": ("train",)}
 
 
 @contextmanager
-def named_data(data: str | None, root: str | None, split: str, config: Any, *, otherwise: Data) -> Iterator[Data]:
+def data_override(data: str | None, root: str | None, split: str, config: Any, *, otherwise: Data) -> Iterator[Data]:
     """Context manager: the data to read `split` from, or `otherwise` if `data` is None. Deletes what it prepared."""
     if data is None:
         yield otherwise
@@ -212,27 +212,27 @@ def named_data(data: str | None, root: str | None, split: str, config: Any, *, o
             raise BadInput(
                 "--root applies only to a splits.json, and --data is a folder", where=data, fix="leave out --root"
             )
-        yield _only(data, split)
+        yield _only_split(data, split)
     else:
         with tempfile.TemporaryDirectory(prefix="headway-eval-") as folder:
-            yield _only(_prepared(data, root, split, config, Path(folder)), split)
+            yield _only_split(_prepare_data(data, root, split, config, Path(folder)), split)
 
 
-def _only(source: str, split: str) -> Data:
+def _only_split(source: str, split: str) -> Data:
     sources = (Source(source=source, split=split),)
     return Data(train=sources, val=sources, test=sources)
 
 
-def _prepared(data: str, root: str | None, split: str, config: Any, folder: Path) -> str:
+def _prepare_data(data: str, root: str | None, split: str, config: Any, folder: Path) -> str:
     """Prepare the images of a splits.json: whole, squashed to the square that the model takes."""
     from headway.data.prepare.pipeline import PrepareOptions, prepare
 
     entries = _entries(data, split)
     base = root or data.rpartition("/")[0] or "."
     (folder / "source").mkdir()
-    keys = {path: _key(path, base) for entry in entries for path in _named(entry)}
-    _bring(set(keys.values()), base, folder / "source" / PICTURES)
-    rows = [_moved(entry, keys) for entry in entries]
+    keys = {path: _key(path, base) for entry in entries for path in _file_pairs(entry)}
+    _download(set(keys.values()), base, folder / "source" / PICTURES)
+    rows = [_with_local_paths(entry, keys) for entry in entries]
     (folder / "source" / "splits.json").write_text(json.dumps({split: rows}))
     to = str(folder / "shards")
     side = int(getattr(config, "side", 224))
@@ -255,17 +255,17 @@ def _entries(data: str, split: str) -> list[Any]:
     return listed[0]
 
 
-def _named(entry: Any) -> list[str]:
+def _file_pairs(entry: Any) -> list[str]:
     """List the image paths of an entry, as written there."""
     found = [entry.get(side) for side in _SIDES] if isinstance(entry, dict) else []
     return [path for path in found if isinstance(path, str)]
 
 
-def _moved(entry: Any, keys: Mapping[str, str]) -> Any:
+def _with_local_paths(entry: Any, keys: Mapping[str, str]) -> Any:
     """Rewrite the entry's image paths to where they were fetched. Preparation reports any other problem with it."""
     return (
         entry
-        if not _named(entry)
+        if not _file_pairs(entry)
         else {
             name: f"{PICTURES}/{keys[value]}" if name in _SIDES and isinstance(value, str) else value
             for name, value in entry.items()
@@ -273,11 +273,11 @@ def _moved(entry: Any, keys: Mapping[str, str]) -> Any:
     )
 
 
-def _bring(keys: Iterable[str], base: str, to: Path) -> None:
+def _download(keys: Iterable[str], base: str, to: Path) -> None:
     """Link local images and fetch remote ones, in parallel. Skips missing ones: preparation reports them."""
     here = local_path(base)
 
-    def bring(key: str) -> None:
+    def download_one(key: str) -> None:
         place = to / key
         place.parent.mkdir(parents=True, exist_ok=True)
         if here is None:
@@ -286,8 +286,8 @@ def _bring(keys: Iterable[str], base: str, to: Path) -> None:
         elif (here / key).is_file():
             place.symlink_to((here / key).resolve())
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(bring, sorted(keys)))
+    with ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool:
+        list(pool.map(download_one, sorted(keys)))
 
 
 def _key(path: str, base: str) -> str:

@@ -49,7 +49,7 @@ def export_run(run_url: str, *, to: str | None = None, checkpoint: str | None = 
         if to is None:
             return inside
         with tempfile.TemporaryDirectory(prefix="headway-export-") as name:
-            return publish(_unpacked(Bundle.open(inside), Path(name)), to)
+            return publish(_unpack_bundle(Bundle.open(inside), Path(name)), to)
     from headway.artifacts.checkpoint_model import open_trained
 
     with tempfile.TemporaryDirectory(prefix="headway-export-") as name:
@@ -65,7 +65,7 @@ def _has_bundle(url: str) -> bool:
     return True
 
 
-def _unpacked(bundle: Bundle, folder: Path) -> Path:
+def _unpack_bundle(bundle: Bundle, folder: Path) -> Path:
     """Copy a verified bundle's files under their original names, and write a bundle.json that matches."""
     for name in bundle.record.files:
         shutil.copyfile(bundle.folder / name, folder / name)
@@ -87,7 +87,7 @@ def write_pth(run_url: str, to: str) -> list[str]:
     phase1_best.pth, checkpoint_epoch_5.pth …: {"model_state_dict", "step", "epoch", "scores"}
     NAME_state_dict.pth, NAME_config.json: the best weights alone, and the settings to use them with
     """
-    return _put(_pth_files(run_url), to)
+    return _write_files(_pth_files(run_url), to)
 
 
 def _pth_files(run_url: str) -> Iterator[tuple[str, bytes]]:
@@ -122,7 +122,7 @@ def write_graphs(ref: str, kind: str, to: str, *, checkpoint: str = "best") -> d
     """Write the model as `onnx` or `pt2` files, checked against it, with a JSON record of their inputs and outputs."""
     from headway.artifacts.onnx import WRITERS
 
-    recipe, name, model, config, files = _opened(ref, checkpoint)
+    recipe, name, model, config, files = _open_model(ref, checkpoint)
     if not recipe.graphs:
         raise BadInput(
             f"{recipe.name} cannot be exported as {kind} yet",
@@ -133,11 +133,11 @@ def write_graphs(ref: str, kind: str, to: str, *, checkpoint: str = "best") -> d
         made = [WRITERS[kind](graph, Path(folder)) for graph in recipe.load("graphs")(model, config)]
         record = {"name": name, "recipe": recipe.name, "format": kind, "graphs": made}
         bodies = [(path.name, path.read_bytes()) for path in sorted(Path(folder).iterdir())]
-        _put(iter([*bodies, *files.items(), (f"{name}_{kind}.json", to_json(record))]), to)
+        _write_files(iter([*bodies, *files.items(), (f"{name}_{kind}.json", to_json(record))]), to)
     return {**record, "to": to}
 
 
-def _opened(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[str, bytes]]:
+def _open_model(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[str, bytes]]:
     """Open a run or a bundle; return its recipe, name, model, config and the files to ship with a graph."""
     from headway.artifacts.evaluate import is_bundle
 
@@ -146,15 +146,15 @@ def _opened(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[str,
         if bundle.recipe not in RECIPES:
             raise BadInput(f"this version of Headway has no recipe {bundle.recipe!r}", where=ref)
         predictor = RECIPES[bundle.recipe].load("predictor")(bundle)
-        files = {name: bundle.read(name) for name in bundle.record.files if _belongs(name)}
+        files = {name: bundle.read(name) for name in bundle.record.files if _is_weight_file(name)}
         return RECIPES[bundle.recipe], bundle.name, predictor.model, predictor.config, files
     trained: CheckpointModel = open_trained(ref, checkpoint)
     parts = trained.bundle()
-    files = {name: body for name, body in parts.files.items() if _belongs(name)}
+    files = {name: body for name, body in parts.files.items() if _is_weight_file(name)}
     return trained.recipe, parts.name, trained.model, trained.config, files
 
 
-def _belongs(name: str) -> bool:
+def _is_weight_file(name: str) -> bool:
     """Whether a program needs the file beside the graph: vocabularies and settings, but not the weights."""
     return name.endswith(".json") and name not in ("bundle.json", "config.json")
 
@@ -163,7 +163,7 @@ def _weights(state: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _put(files: Iterator[tuple[str, bytes]], to: str) -> list[str]:
+def _write_files(files: Iterator[tuple[str, bytes]], to: str) -> list[str]:
     """Write files to a folder or an object store. Replaces files of the same names and no others."""
     folder = local_path(to)
     if folder is not None and folder.exists() and not folder.is_dir():

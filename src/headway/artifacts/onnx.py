@@ -23,7 +23,7 @@ from headway.core.errors import HeadwayError, MissingExtra
 
 OPSET: Final = 18
 BATCH: Final = "batch"
-_MOST: Final = 4096
+_MAX_BATCH: Final = 4096
 _TOLERANCE: Final = 1e-3  # relative to the largest value: other kernels sum in another order
 
 
@@ -53,7 +53,7 @@ def write_onnx(graph: Graph, folder: Path) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise MissingExtra("onnx", needed_for="headway export --as onnx", lacking=error.name or "onnx") from None
     path = folder / f"{graph.name}.onnx"
-    with _translated(graph, "ONNX"), _quiet():
+    with _map_export_errors(graph, "ONNX"), _quiet():
         torch.onnx.export(
             graph.module,
             tuple(graph.inputs.values()),
@@ -75,13 +75,13 @@ def write_onnx(graph: Graph, folder: Path) -> dict[str, Any]:
         asked = {name: value.numpy() for name, value in inputs.items()}
         return [torch.from_numpy(each) for each in session.run(list(graph.outputs), asked)]
 
-    return _record(graph, path, checked(graph, answer, "ONNX Runtime"))
+    return _record(graph, path, check_outputs(graph, answer, "ONNX Runtime"))
 
 
 def write_pt2(graph: Graph, folder: Path) -> dict[str, Any]:
     """Write `NAME.pt2` for `torch.export.load`. Raises NotExported unless it reproduces the model's outputs."""
     path = folder / f"{graph.name}.pt2"
-    with _translated(graph, "torch.export"), _quiet():
+    with _map_export_errors(graph, "torch.export"), _quiet():
         program = torch.export.export(
             graph.module, tuple(graph.inputs.values()), dynamic_shapes=_dynamic(graph), strict=False
         )
@@ -89,9 +89,9 @@ def write_pt2(graph: Graph, folder: Path) -> dict[str, Any]:
         loaded = torch.export.load(str(path)).module()
 
     def answer(inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        return _listed(loaded(*inputs.values()))
+        return _as_list(loaded(*inputs.values()))
 
-    return _record(graph, path, checked(graph, answer, "the exported program"))
+    return _record(graph, path, check_outputs(graph, answer, "the exported program"))
 
 
 WRITERS: Final = {"onnx": write_onnx, "pt2": write_pt2}
@@ -100,7 +100,7 @@ WRITERS: Final = {"onnx": write_onnx, "pt2": write_pt2}
 def _dynamic(graph: Graph) -> tuple[Any, ...]:
     """Return the dynamic shapes in the structure of the module's arguments: those in *args form one tuple."""
     names = {name for each in graph.dynamic.values() for name in each.values()}
-    kinds = {name: torch.export.Dim(name, min=1, max=graph.at_most.get(name, _MOST)) for name in sorted(names)}
+    kinds = {name: torch.export.Dim(name, min=1, max=graph.at_most.get(name, _MAX_BATCH)) for name in sorted(names)}
     shapes = [{at: kinds[name] for at, name in graph.dynamic.get(each, {}).items()} for each in graph.inputs]
     taken = [parameter.kind for parameter in signature(graph.module.forward).parameters.values()]
     if Parameter.VAR_POSITIONAL not in taken:
@@ -109,7 +109,7 @@ def _dynamic(graph: Graph) -> tuple[Any, ...]:
     return (*shapes[:plain], tuple(shapes[plain:]))
 
 
-def checked(graph: Graph, answer: Any, what: str) -> float:
+def check_outputs(graph: Graph, answer: Any, what: str) -> float:
     """Return the largest deviation from the model over all inputs, relative to the model's largest value.
 
     Raises NotExported if shapes differ or the deviation exceeds the tolerance.
@@ -117,20 +117,20 @@ def checked(graph: Graph, answer: Any, what: str) -> float:
     worst = 0.0
     for inputs in (graph.inputs, *graph.more):
         with torch.no_grad():
-            expected = _listed(graph.module(*inputs.values()))
-        for name, mine, theirs in zip(graph.outputs, expected, answer(inputs), strict=True):
-            if mine.shape != theirs.shape:
+            expected = _as_list(graph.module(*inputs.values()))
+        for name, expected_values, exported in zip(graph.outputs, expected, answer(inputs), strict=True):
+            if expected_values.shape != exported.shape:
                 raise NotExported(
-                    f"{graph.name}: {what} gives {name} as {tuple(theirs.shape)}, not {tuple(mine.shape)}"
+                    f"{graph.name}: {what} gives {name} as {tuple(exported.shape)}, not {tuple(expected_values.shape)}"
                 )
-            scale = max(1.0, float(mine.double().abs().max()))
-            worst = max(worst, float((mine.double() - theirs.double()).abs().max()) / scale)
+            scale = max(1.0, float(expected_values.double().abs().max()))
+            worst = max(worst, float((expected_values.double() - exported.double()).abs().max()) / scale)
     if not worst <= _TOLERANCE:
         raise NotExported(f"{graph.name}: {what} differs from the model by {worst:.2g} of its largest value")
     return worst
 
 
-def _listed(answer: Any) -> list[Tensor]:
+def _as_list(answer: Any) -> list[Tensor]:
     return [each.detach() for each in ([answer] if isinstance(answer, Tensor) else answer)]
 
 
@@ -138,21 +138,21 @@ def _record(graph: Graph, path: Path, difference: float) -> dict[str, Any]:
     return {
         "file": path.name,
         "about": graph.about,
-        "inputs": {name: _described(graph, name, value) for name, value in graph.inputs.items()},
+        "inputs": {name: _describe_tensor(graph, name, value) for name, value in graph.inputs.items()},
         "outputs": list(graph.outputs),
         "bytes": path.stat().st_size,
         "largest_difference": difference,
     }
 
 
-def _described(graph: Graph, name: str, value: Tensor) -> str:
+def _describe_tensor(graph: Graph, name: str, value: Tensor) -> str:
     varies = graph.dynamic.get(name, {})
     sizes = (varies.get(at, str(size)) for at, size in enumerate(value.shape))
     return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(sizes)}]"
 
 
 @contextmanager
-def _translated(graph: Graph, what: str) -> Iterator[None]:
+def _map_export_errors(graph: Graph, what: str) -> Iterator[None]:
     try:
         yield
     except HeadwayError:

@@ -37,8 +37,8 @@ log = logging.getLogger("headway.serve")
 
 Engine = Literal["auto", "torch", "onnx"]
 Run = Callable[[Sequence["Tensor"]], "list[Tensor]"]  # inputs in the graph's order -> outputs in the graph's order
-_TIMES: Final = 7
-_ROWS: Final = (1, 8)  # batch sizes: a single input, and a batch
+_ROUNDS: Final = 7
+_BENCHMARK_ROWS: Final = (1, 8)  # batch sizes: a single input, and a batch
 
 
 @runtime_checkable
@@ -52,23 +52,23 @@ class SingleGraphService(Protocol):
         ...
 
 
-def choose(service: object, bundle: Bundle, asked: Engine) -> str:
+def choose_engine(service: object, bundle: Bundle, engine: Engine) -> str:
     """Set the service's engine; return which one and why. Raises BadInput if `onnx` is requested but impossible."""
-    if asked == "torch":
+    if engine == "torch":
         return "torch (--engine torch)"
     if not isinstance(service, SingleGraphService):
-        if asked == "onnx":
+        if engine == "onnx":
             raise BadInput(
                 f"{bundle.recipe} decodes step by step and cannot be exported as a single graph", fix="--engine torch"
             )
         return "torch: this recipe cannot be exported as a single graph"
     path = graph_path(bundle)
-    if asked == "auto" and not path.exists():
+    if engine == "auto" and not path.exists():
         return "torch: no graph has been exported from this bundle (--engine onnx exports it)"
     try:
-        return _tried(service, path, asked)
+        return _try_onnx(service, path, engine)
     except (HeadwayError, ImportError) as error:
-        if asked == "onnx" and isinstance(error, HeadwayError):
+        if engine == "onnx" and isinstance(error, HeadwayError):
             raise
         log.warning("ONNX Runtime is not used: %s", error)
         return f"torch: {error}"
@@ -78,20 +78,20 @@ def graph_path(bundle: Bundle) -> Path:
     return state_dir() / "graphs" / f"{bundle.recipe}-{bundle.record.files[WEIGHTS].sha256[:16]}.onnx"
 
 
-def _tried(service: SingleGraphService, path: Path, asked: Engine) -> str:
-    from headway.artifacts.onnx import checked
+def _try_onnx(service: SingleGraphService, path: Path, engine: Engine) -> str:
+    from headway.artifacts.onnx import check_outputs
 
     graph = service.graph()
     if not path.exists():
         _write(graph, path)
     run = session(graph, path)
-    difference = checked(graph, lambda inputs: run(list(inputs.values())), "ONNX Runtime")
-    ours, theirs = race(graph, lambda inputs: _torch(graph, inputs), run)
-    told = f"{1e3 * theirs:.1f} ms against torch's {1e3 * ours:.1f}, difference {difference:.0e}"
-    if asked == "auto" and theirs >= ours:
-        return f"torch: ONNX Runtime is not faster here ({told})"
+    difference = check_outputs(graph, lambda inputs: run(list(inputs.values())), "ONNX Runtime")
+    ours, theirs = benchmark(graph, lambda inputs: _torch(graph, inputs), run)
+    message = f"{1e3 * theirs:.1f} ms against torch's {1e3 * ours:.1f}, difference {difference:.0e}"
+    if engine == "auto" and theirs >= ours:
+        return f"torch: ONNX Runtime is not faster here ({message})"
     service.use(run)
-    return f"ONNX Runtime: {told}"
+    return f"ONNX Runtime: {message}"
 
 
 def _write(graph: Graph, path: Path) -> None:
@@ -133,15 +133,15 @@ def _torch(graph: Graph, inputs: Sequence[Tensor]) -> Any:
         return graph.module(*inputs)
 
 
-def race(graph: Graph, *runs: Callable[[Sequence[Tensor]], Any]) -> list[float]:
+def benchmark(graph: Graph, *runs: Callable[[Sequence[Tensor]], Any]) -> list[float]:
     """Benchmark each for one input and for a batch; return the sums of the median seconds.
 
     Runs alternate, so that disturbances affect all alike. The first round is warm-up.
     """
     whole = [0.0] * len(runs)
-    for rows in _ROWS:
+    for rows in _BENCHMARK_ROWS:
         inputs = [each[:1].repeat(rows, *[1] * (each.dim() - 1)) for each in graph.inputs.values()]
-        turns = [[_seconds(run, inputs) for run in runs] for _ in range(_TIMES + 1)]
+        turns = [[_seconds(run, inputs) for run in runs] for _ in range(_ROUNDS + 1)]
         whole = [sum(pair) for pair in zip(whole, map(statistics.median, zip(*turns[1:], strict=True)), strict=True)]
     return whole
 
@@ -164,8 +164,8 @@ class PredictionError(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
-        told = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
-        return {**told, "detail": self.detail, **({"pointer": self.at} if self.at else {})}
+        problem = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
+        return {**problem, "detail": self.detail, **({"pointer": self.at} if self.at else {})}
 
 
 def bad_request(detail: str, at: str = "") -> PredictionError:
@@ -186,7 +186,7 @@ Instance = Mapping[str, Any]  # field name -> pixels or text, validated
 Answer = dict[str, Any]  # plain JSON
 
 
-class Service(Protocol):
+class PredictionService(Protocol):
     """A recipe's model behind the server. `answer` runs in one thread at a time; `prepare` may run in several."""
 
     @property
@@ -202,7 +202,7 @@ class Service(Protocol):
 
 
 # Recipe -> "module:Class" of its service, constructed from a Bundle and imported on use. Sorted.
-SERVICES: Final[dict[str, str]] = {
+SERVICE_CLASSES: Final[dict[str, str]] = {
     "captioning": "headway.recipes.captioning.inference:CaptionService",
     "classification": "headway.recipes.classification.inference:ClassService",
     "grading": "headway.recipes.grading.inference:GradeService",
@@ -210,13 +210,13 @@ SERVICES: Final[dict[str, str]] = {
 }
 
 
-def service_of(bundle: Bundle) -> Service:
-    if bundle.recipe not in SERVICES:
+def open_service(bundle: Bundle) -> PredictionService:
+    if bundle.recipe not in SERVICE_CLASSES:
         raise BadBundle(
             f"this version of Headway cannot serve the recipe {bundle.recipe!r}",
             where=bundle.url,
             fix="use the version that exported it, or a newer one",
         )
-    module, _, name = SERVICES[bundle.recipe].partition(":")
-    made: Service = getattr(import_module(module), name)(bundle)
+    module, _, name = SERVICE_CLASSES[bundle.recipe].partition(":")
+    made: PredictionService = getattr(import_module(module), name)(bundle)
     return made

@@ -120,7 +120,7 @@ _WORDS = {
     "lr": "learning rate",
 }
 
-_AGAINST = {"expected_usd": "expected", "budget_usd": "budget"}
+_COST_LABELS = {"expected_usd": "expected", "budget_usd": "budget"}
 _HEADINGS = {
     "held_out": "new combinations, not in the training data",
     "seen": "known combinations, in images that are not in the training data",
@@ -137,7 +137,7 @@ def write_report(run_url: str, record: Mapping[str, Any], found: Evaluation | No
     job = undump(plan.job, where=run_url)
     history = folder.metrics()
     training = _training(folder, history, plan.nodes * plan.processes)
-    told = {
+    report = {
         **record,
         "job": job.name,
         "headway": __version__,
@@ -146,9 +146,9 @@ def write_report(run_url: str, record: Mapping[str, Any], found: Evaluation | No
         "training": training,
         "cost": _cost(plan, training["seconds"]),
     }
-    folder.store.write(REPORT, encode(told))
-    folder.store.write(PAGE, page(run_url, told, job, history, found).encode())
-    return told
+    folder.store.write(REPORT, encode(report))
+    folder.store.write(PAGE, page(run_url, report, job, history, found).encode())
+    return report
 
 
 def _cost(plan: Plan, seconds: float) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: in
     events = folder.events()
     ended = folder.ended()
     return {
-        "seconds": round(spent_s(folder) or _by_the_wall_clock(events), 1),
+        "seconds": round(spent_s(folder) or _wall_clock_s(events), 1),
         "attempts": sum(event["kind"] == "attempt" for event in events),
         "ranks": ranks,
         "steps": max((int(record["step"]) for record in history), default=0),
@@ -172,7 +172,7 @@ def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: in
     }
 
 
-def _by_the_wall_clock(events: Sequence[Mapping[str, Any]]) -> float:
+def _wall_clock_s(events: Sequence[Mapping[str, Any]]) -> float:
     """Sum the attempts' durations from event times, for runs started by hand with an older Headway, which did not
     record the seconds spent."""
     times: dict[int, list[float]] = {}
@@ -200,7 +200,7 @@ def page(
         _section("Best results", _sheets(found.best) if found else ""),
         _section("Worst results", _sheets(found.worst) if found else ""),
         _section("Details", _facts(run_url, record, job)),
-        _section("Reproduce", _again(run_url, job)),
+        _section("Reproduce", _rerun_section(run_url, job)),
     ]
     return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
         title=_text(record["run"]),
@@ -222,7 +222,7 @@ def _tiles(record: Mapping[str, Any]) -> str:
     wanted = [name for name in ("exact_held_out", "exact_seen", "exact", "bleu_4") if name in metrics]
     if "exact_held_out" in wanted:
         wanted.remove("exact")
-    numbers = [(_shown(metrics[name], name), named(name)) for name in wanted or list(metrics)[:4]]
+    numbers = [(_shown(metrics[name], name), metric_name(name)) for name in wanted or list(metrics)[:4]]
     numbers += [(_time(training["seconds"]), "training time"), (f"{training['steps']:,}", "steps")]
     if record["cost"]["usd"] is not None:
         numbers.append((_usd(record["cost"]["usd"]), "cost"))
@@ -249,8 +249,8 @@ def _charts(history: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _figure(names: Sequence[str], curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    title = "validation scores" if len(names) > 1 else named(names[0])
-    lines = [Line(named(name) if len(names) > 1 else "", curves[name], noisy=name in _NOISY) for name in names]
+    title = "validation scores" if len(names) > 1 else metric_name(names[0])
+    lines = [Line(metric_name(name) if len(names) > 1 else "", curves[name], noisy=name in _NOISY) for name in names]
     drawn = chart(title, lines, floor=0.0)
     return f"<figure><figcaption>{_text(title)}</figcaption>{drawn}</figure>"
 
@@ -264,12 +264,12 @@ def _metrics(record: Mapping[str, Any]) -> str:
         "",
         record["split"],
         *(["baseline"] if baseline["metrics"] else []),
-        *(f"{record['split']}: {named(group)}" for group in groups),
+        *(f"{record['split']}: {metric_name(group)}" for group in groups),
         "validation, while training",
     ]
     rows = [
         [
-            named(name),
+            metric_name(name),
             _shown(record["metrics"][name], name),
             *([_shown(baseline["metrics"].get(name), name)] if baseline["metrics"] else []),
             *(_shown(values.get(name), name) for values in groups.values()),
@@ -313,13 +313,13 @@ def _sheets(examples: Sequence[Example]) -> str:
     for example in examples:
         groups.setdefault(example.group, []).append(example)
     return "".join(
-        (f"<h3>{_text(_HEADINGS.get(name, name).capitalize())}{_tally(members)}</h3>" if name else "")
+        (f"<h3>{_text(_HEADINGS.get(name, name).capitalize())}{_count_correct(members)}</h3>" if name else "")
         + f'<div class="sheet">{"".join(map(_picture, members))}</div>'
         for name, members in groups.items()
     )
 
 
-def _tally(examples: Sequence[Example]) -> str:
+def _count_correct(examples: Sequence[Example]) -> str:
     known = [example.right for example in examples if example.right is not None]
     return f": {sum(known)} of these {len(known)} right" if known else ""
 
@@ -330,12 +330,12 @@ def _picture(example: Example) -> str:
     expected = "" if example.right else f'<span class="expected">e.g. {_text(example.expected[0])}</span>'
     expected += f'<span class="expected">{_text(example.note)}</span>' if example.note else ""
     return (
-        f'<figure class="{kind}">{_given(example)}'
+        f'<figure class="{kind}">{_input_html(example)}'
         f'<figcaption><span class="mark">{mark}</span>{_text(example.answer)}{expected}</figcaption></figure>'
     )
 
 
-def _given(example: Example) -> str:
+def _input_html(example: Example) -> str:
     """Render the model's input: an image or a text."""
     if example.picture is None:
         return f"<blockquote>{_text(example.given)}</blockquote>"
@@ -364,7 +364,7 @@ def _facts(run_url: str, record: Mapping[str, Any], job: Job) -> str:
 def _costs(cost: Mapping[str, Any]) -> str:
     if cost["usd"] is None:
         return f"nothing is billed on {cost['target']}"
-    against = [f"{_usd(cost[key])} {words}" for key, words in _AGAINST.items() if cost[key] is not None]
+    against = [f"{_usd(cost[key])} {words}" for key, words in _COST_LABELS.items() if cost[key] is not None]
     return f"{_usd(cost['usd'])} on {cost['target']}" + (f" ({', '.join(against)})" if against else "")
 
 
@@ -372,7 +372,7 @@ def _usd(amount: float) -> str:
     return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.3f}"
 
 
-def _again(run_url: str, job: Job) -> str:
+def _rerun_section(run_url: str, job: Job) -> str:
     plan = f"headway run --plan {run_url}/plan.json"
     return (
         f"<p>With the same plan:</p><pre><code>{_text(plan)}</code></pre>"
@@ -397,11 +397,11 @@ def _row(cells: Sequence[str], tag: str, kind: str) -> str:
     return f"<tr>{''.join(columns)}</tr>"
 
 
-def named(metric: str) -> str:
+def metric_name(metric: str) -> str:
     """Return a metric's display name: exact_held_out → exactly right, new combinations."""
     for tail in ("held_out", "seen"):
         if metric.endswith(f"_{tail}"):
-            return f"{named(metric.removesuffix(f'_{tail}'))}, {_WORDS[tail]}"
+            return f"{metric_name(metric.removesuffix(f'_{tail}'))}, {_WORDS[tail]}"
     return _WORDS.get(metric, metric.replace("_", " "))
 
 

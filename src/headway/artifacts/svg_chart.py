@@ -13,9 +13,9 @@ Point = tuple[float, float]
 
 _WIDTH, _HEIGHT = 560, 240
 _LEFT, _TOP, _BOTTOM = 46, 12, 30  # margins for the axis labels; the right one depends on the lines' names
-_MOST_POINTS: Final = 300
+_MAX_POINTS: Final = 300
 _COLOURS: Final = 4  # CSS classes line0 … line3 in the style sheet
-_LABEL_APART: Final = 15
+_LABEL_SPACING: Final = 15
 _SMALLEST: Final = 1e-290  # the smallest span that can be divided into ticks without underflow
 
 
@@ -30,7 +30,7 @@ class Line:
 
 def chart(title: str, lines: Sequence[Line], *, x_name: str = "step", floor: float | None = None) -> str:
     """Draw all lines on shared axes. `floor` is the start of the vertical axis; by default a little below the data."""
-    shown = [Line(line.name, thinned(_finite(line.points)), line.noisy) for line in lines]
+    shown = [Line(line.name, downsample(_finite(line.points)), line.noisy) for line in lines]
     shown = [line for line in shown if line.points]
     if not shown:
         return ""
@@ -42,11 +42,11 @@ def chart(title: str, lines: Sequence[Line], *, x_name: str = "step", floor: flo
     )
 
 
-def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
-    """Reduce to at most `most` points by averaging neighbours; the last point is kept."""
-    if len(points) <= most:
+def downsample(points: Sequence[Point], max_points: int = _MAX_POINTS) -> list[Point]:
+    """Reduce to at most `max_points` points by averaging neighbours; the last point is kept."""
+    if len(points) <= max_points:
         return list(points)
-    edges = [round(n * (len(points) - 1) / (most - 1)) for n in range(most)]
+    edges = [round(n * (len(points) - 1) / (max_points - 1)) for n in range(max_points)]
     bins = [points[start:stop] for start, stop in pairwise(edges)]
     means = [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in bins if part]
     return [*means, points[-1]]
@@ -126,7 +126,7 @@ def _drawn(frame: _Frame, lines: Sequence[Line]) -> Iterator[str]:
                 f"<title>{escape(line.name)} {y:.4g} at {x:g}</title></circle>"
             )
         ends.append((frame.y(points[-1][1]), number, _label(line.name, points[-1][1])))
-    for y, number, text in _apart(ends):
+    for y, number, text in _spread_labels(ends):
         place = f'x="{frame.end + 8:.1f}" y="{y + 4:.1f}"'
         yield f'<text class="label line{number % _COLOURS}" {place}>{escape(text)}</text>'
 
@@ -140,14 +140,14 @@ def _room(lines: Sequence[Line]) -> float:
     return 22 + 7.2 * max(6, *(len(_label(line.name, line.points[-1][1])) for line in lines), 0)
 
 
-def _apart(labels: list[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
+def _spread_labels(labels: list[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
     """Spread the labels at the lines' ends: push down until none overlap, then shift all up into the image."""
     placed: list[tuple[float, int, str]] = []
     for y, number, text in sorted(labels):
-        lowest = placed[-1][0] + _LABEL_APART if placed else _TOP
+        lowest = placed[-1][0] + _LABEL_SPACING if placed else _TOP
         placed.append((max(y, lowest), number, text))
-    over = max(0.0, placed[-1][0] - (_HEIGHT - _BOTTOM)) if placed else 0.0
-    return [(y - over, number, text) for y, number, text in placed]
+    overlap = max(0.0, placed[-1][0] - (_HEIGHT - _BOTTOM)) if placed else 0.0
+    return [(y - overlap, number, text) for y, number, text in placed]
 
 
 def _path(frame: _Frame, points: Sequence[Point], classes: str) -> str:

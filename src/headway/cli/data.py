@@ -77,7 +77,7 @@ def data_command(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace) -> int:
     from headway.data.prepare.pipeline import prepare
 
-    wishes, login = _wishes(args), _login(args)
+    options, login = _prepare_options(args), _login(args)
     with bar() as progress:
         made = prepare(
             args.source,
@@ -87,7 +87,7 @@ def _prepare(args: argparse.Namespace) -> int:
             workers=args.workers,
             dask=args.dask,
             max_bad=args.max_bad,
-            wishes=wishes,
+            wishes=options,
             overwrite=args.overwrite,
             login=login,
             progress=progress,
@@ -105,12 +105,12 @@ def _prepare(args: argparse.Namespace) -> int:
     return FINISHED
 
 
-def _wishes(args: argparse.Namespace) -> PrepareOptions:
+def _prepare_options(args: argparse.Namespace) -> PrepareOptions:
     from headway.data.prepare.pipeline import PrepareOptions
     from headway.data.text import Rules
 
     usual = Rules()
-    shortest, longest = _words(args.words) if args.words else (usual.min_words, usual.max_words)
+    shortest, longest = _word_range(args.words) if args.words else (usual.min_words, usual.max_words)
     chosen = PrepareOptions(
         format=args.format,
         year=args.year,
@@ -125,7 +125,7 @@ def _wishes(args: argparse.Namespace) -> PrepareOptions:
     return replace(chosen, splits=_splits(args.splits)) if args.splits else chosen
 
 
-def _words(text: str) -> tuple[int, int]:
+def _word_range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)-(\d+)", text)
     if found is None or int(found[1]) > int(found[2]):
         raise BadInput(f"--words {text} is not a range", fix="--words 2-60 (fewest and most words)")
@@ -174,7 +174,7 @@ def _inspect(args: argparse.Namespace) -> int:
     if args.page:
         Path(args.page).write_text(found.page(), encoding="utf-8")
     if args.json:
-        print(as_json(_as_facts(found)))
+        print(as_json(_json_record(found)))
         return FINISHED
     rows = [
         (
@@ -182,7 +182,7 @@ def _inspect(args: argparse.Namespace) -> int:
             f"{part.rows:,}",
             size(part.bytes),
             f"{part.captions:,}" if part.captions else "",
-            _balance(part.classes),
+            _class_balance(part.classes),
         )
         for split, part in found.splits.items()
     ]
@@ -199,12 +199,12 @@ def _inspect(args: argparse.Namespace) -> int:
     return FINISHED
 
 
-def _balance(classes: Mapping[str, int]) -> str:
+def _class_balance(classes: Mapping[str, int]) -> str:
     """`33 (12 to 480 rows)`: how many there are, and how uneven."""
     return f"{len(classes)} ({min(classes.values()):,} to {max(classes.values()):,} rows)" if classes else ""
 
 
-def _as_facts(found: Inspection) -> dict[str, object]:
+def _json_record(found: Inspection) -> dict[str, object]:
     splits = {
         split: {"rows": part.rows, "bytes": part.bytes, "captions": part.captions, "classes": dict(part.classes)}
         for split, part in found.splits.items()

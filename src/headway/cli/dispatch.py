@@ -84,10 +84,10 @@ def dispatch(words: list[str]) -> int:
         # Intermixed: `headway predict RUN --json a.png`. argparse cannot do it for verbs that have verbs of their own.
         args = parser.parse_args(rest) if parser._subparsers else parser.parse_intermixed_args(rest)
         return int(_function(verb, "command")(args))
-    except SystemExit as leaving:  # argparse: --help, or an error already printed
-        return leaving.code if isinstance(leaving.code, int) else FAILED
+    except SystemExit as exit_request:  # argparse: --help, or an error already printed
+        return exit_request.code if isinstance(exit_request.code, int) else FAILED
     except HeadwayError as error:
-        print(f"headway: {error}{_explained(error)}", file=sys.stderr)
+        print(f"headway: {error}{_with_diagnosis(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -95,25 +95,25 @@ def dispatch(words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in _SAID:
-            return _bug(error)
-        print(f"headway: {_SAID[error.errno]}: {error.filename or error}", file=sys.stderr)
+        if error.errno not in _EXCEPTION_NAMES:
+            return _report_bug(error)
+        print(f"headway: {_EXCEPTION_NAMES[error.errno]}: {error.filename or error}", file=sys.stderr)
         return BAD_INPUT if error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) else FAILED
     except Exception as error:  # noqa: BLE001 - the last line of defence: reported in full, and it ends here
-        return _bug(error)
+        return _report_bug(error)
 
 
-def _explained(error: HeadwayError) -> str:
+def _with_diagnosis(error: HeadwayError) -> str:
     """What a known failure means, where the error itself does not say what to type."""
     if error.problem.fix:
         return ""
-    from headway.diagnose.diagnosis import diagnose
+    from headway.diagnose.diagnosis import match_rules
 
-    found = diagnose(str(error).splitlines())
+    found = match_rules(str(error).splitlines())
     return f"\n    cause: {found.cause}\n    fix: {found.fix}" if found else ""
 
 
-_SAID = {
+_EXCEPTION_NAMES = {
     errno.EACCES: "permission denied",
     errno.EISDIR: "is a folder",
     errno.ENOENT: "no such file",
@@ -123,7 +123,7 @@ _SAID = {
 }
 
 
-def _bug(error: BaseException) -> int:
+def _report_bug(error: BaseException) -> int:
     """Our own mistake: say so in two lines, and keep the evidence where it can be sent to us."""
     import traceback
 
@@ -136,8 +136,8 @@ def _bug(error: BaseException) -> int:
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         where.write_text("".join(traceback.format_exception(error)))
-        kept = f"the traceback is in {where}"
+        report_path = f"the traceback is in {where}"
     except OSError:
-        kept = "HEADWAY_DEBUG=1 prints the traceback"
-    print(f"headway: this is a bug in Headway: {type(error).__name__}: {error}\n    {kept}", file=sys.stderr)
+        report_path = "HEADWAY_DEBUG=1 prints the traceback"
+    print(f"headway: this is a bug in Headway: {type(error).__name__}: {error}\n    {report_path}", file=sys.stderr)
     return FAILED

@@ -58,11 +58,11 @@ def logs_command(args: argparse.Namespace) -> int:
     skipped = 0 if args.tail is None else max(0, sum(1 for _ in chosen(follow=False)) - args.tail)
     lines = islice(chosen(follow=args.follow), skipped, None)
     for line in lines:
-        print(as_record(line) if args.json else shown(line), flush=args.follow)
+        print(as_record(line) if args.json else format_line(line), flush=args.follow)
     return 0
 
 
-def shown(line: LogLine) -> str:
+def format_line(line: LogLine) -> str:
     if line.rank < 0:
         return paint(f"headway: {line.text}", "dim")
     return f"[{line.rank}] {line.text}" if line.rank else line.text
@@ -88,89 +88,89 @@ def as_record(line: LogLine) -> str:
     return json.dumps({"rank": line.rank, "time": line.time, "text": line.text}, ensure_ascii=False)
 
 
-LOOK_S = 0.5  # how often the progress is read again
+POLL_S = 0.5  # how often the progress is read again
 STARTING = "starting"
 PROGRESS = re.compile(r"headway: (?:epoch \d+(?:/\d+)?  )?step \d+(?:/\d+)?(?:  |$)")  # as training.metrics.progress
 
 
-class _Dismissed(BaseException):
+class _Detached(BaseException):
     """SIGTERM: whoever started this client wants it gone."""
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     print(paint(f"headway: {text}", "dim"), file=sys.stderr)
 
 
-def attach(launched: RunHandle, *, since: str = "", json: bool = False, rerun: str = "headway run") -> int:
+def attach(run: RunHandle, *, since: str = "", json: bool = False, rerun: str = "headway run") -> int:
     """Follow the run to its end and return its exit code. Ctrl-C asks once; a second one stops the run. SIGTERM ends
     this client alone.
 
     Lines printed before `since`, by earlier attempts, are not shown again. `rerun` is the command that starts the job
     anew, for a run whose script failed.
     """
-    say(f"run {launched.run}, folder {launched.url}{page_lines(launched)}")
+    print_status(f"run {run.run}, folder {run.url}{page_lines(run)}")
     try:
-        with _dismissable(), _display(launched, quiet=json) as show:
-            outcome = launched.wait(lambda line: show(line) if line.time >= since and not _is_end(line) else None)
-    except _Dismissed:
-        say(_goes_on(launched.run))
+        with _detach_on_sigint(), _display(run, quiet=json) as show:
+            outcome = run.wait(lambda line: show(line) if line.time >= since and not _is_end_line(line) else None)
+    except _Detached:
+        print_status(_print_detached(run.run))
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        if _leave():
-            print(f"\n{_goes_on(launched.run)}")
+        if _ask_detach():
+            print(f"\n{_print_detached(run.run)}")
             return FINISHED
-        say(f"stopping{first_of_all(recorded_kind(launched.folder))}")
-        outcome = launched.stop("Ctrl-C")
-    ending = as_json(_summary(outcome, launched)) if json else conclusion(outcome, launched, rerun=rerun, shown=True)
-    print(ending)
+        print_status(f"stopping{resume_note(recorded_kind(run.folder))}")
+        outcome = run.stop("Ctrl-C")
+    summary = as_json(_summary(outcome, run)) if json else conclusion(outcome, run, rerun=rerun, shown=True)
+    print(summary)
     return outcome.exit_code
 
 
 _ENDS = frozenset(state.value for state in State if state.ended)
 
 
-def _is_end(line: LogLine) -> bool:
+def _is_end_line(line: LogLine) -> bool:
     """Whether it is the supervisor's last line, which says what `conclusion` says."""
     return line.rank < 0 and line.text.partition(":")[0] in _ENDS
 
 
 @contextmanager
-def _dismissable() -> Iterator[None]:
-    def dismissed(number: int, frame: FrameType | None) -> None:
-        raise _Dismissed
+def _detach_on_sigint() -> Iterator[None]:
+    def detach(number: int, frame: FrameType | None) -> None:
+        raise _Detached
 
-    before = signal.signal(signal.SIGTERM, dismissed)
+    before = signal.signal(signal.SIGTERM, detach)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _goes_on(run: str) -> str:
+def _print_detached(run: str) -> str:
     return f"{run} keeps running.   next: headway logs {run} -f   or   headway stop {run}"
 
 
-def conclusion(outcome: Outcome, launched: RunHandle, *, rerun: str = "headway run", shown: bool = False) -> str:
+def conclusion(outcome: Outcome, run_handle: RunHandle, *, rerun: str = "headway run", shown: bool = False) -> str:
     """How the run ended, why if it failed, and the next command. `shown`: its log is on the screen already."""
     run, state, reason = outcome.run, outcome.status.state, outcome.status.reason
     good = outcome.exit_code == FINISHED
-    head = f"{run} {state.value}{taken(launched) if state.ended else ''}"
+    head = f"{run} {state.value}{time_and_cost(run_handle) if state.ended else ''}"
     head += f": {reason}" if reason and state is not State.FINISHED else ""
     lines = [paint(head, "green" if good else "red" if outcome.exit_code == 1 else "yellow")]
-    following = next_for(launched, state)
+    following = next_for(run_handle, state)
     if state in (State.FAILED, State.LOST):
-        cause, following = explained(outcome, launched, rerun=rerun, shown=shown)
+        cause, following = with_cause(outcome, run_handle, rerun=rerun, shown=shown)
         lines += cause
     if outcome.receipt and outcome.receipt.left:
         lines.append(f"still there: {', '.join(outcome.receipt.left)}   fix: headway down {run}")
     if outcome.receipt and outcome.receipt.unverified:
         lines.append(f"could not verify that it was removed: {', '.join(outcome.receipt.unverified)}")
     if following.startswith("headway resume"):
-        lines += how(recorded_kind(launched.folder), state)
+        lines += resume_text(recorded_kind(run_handle.folder), state)
     return "\n".join([*lines, *([f"next: {following}"] if following else [])])
 
 
-def taken(launched: RunHandle) -> str:
+def time_and_cost(launched: RunHandle) -> str:
     """Time and cost, with the estimate of the plan: " after 7m, $0.12 (estimate: 8m, $0.14)"."""
     from headway.rundir.lease import spent_s, spent_usd
 
@@ -187,16 +187,16 @@ def taken(launched: RunHandle) -> str:
     return f"{text} (estimate: {duration(expected * 3600)}{money})"
 
 
-def explained(outcome: Outcome, launched: RunHandle, *, rerun: str, shown: bool) -> tuple[list[str], str]:
+def with_cause(outcome: Outcome, launched: RunHandle, *, rerun: str, shown: bool) -> tuple[list[str], str]:
     """The cause, the evidence and the fix, if a rule knows the failure; else the log's last lines, unless `shown`.
 
     Also the next command: none where the fix names it.
     """
     from headway.cli.inspect import after_failure, describe_cause
-    from headway.diagnose.diagnosis import why
+    from headway.diagnose.diagnosis import diagnose_run
 
     try:
-        found = why(launched, outcome.status)
+        found = diagnose_run(launched, outcome.status)
         several = launched.folder.plan().nodes * launched.folder.plan().processes > 1
     except HeadwayError as error:  # the folder is out of reach: that the run failed has been printed
         return [f"  cause unknown: {error}"], f"headway why {launched.run}"
@@ -227,12 +227,12 @@ def recorded_kind(folder: RunFolder) -> str:
         return UNKNOWN
 
 
-def how(kind: str, state: State) -> list[str]:
+def resume_text(kind: str, state: State) -> list[str]:
     """What a resume does, if it is not exact."""
     return [f"on resume, {again(kind)}"] if state.resumable and kind != EXACT else []
 
 
-def first_of_all(kind: str) -> str:
+def resume_note(kind: str) -> str:
     """What a stop waits for; nobody knows what a script does that Headway knows nothing of."""
     return ": a checkpoint is written first" if kind == EXACT else ""
 
@@ -256,14 +256,14 @@ def _summary(outcome: Outcome, launched: RunHandle) -> dict[str, Any]:
     }
 
 
-def _leave() -> bool:
+def _ask_detach() -> bool:
     """True to detach, False to stop. Without a person to ask, an interrupt means stop."""
     if not sys.stdin.isatty():
         return False
     try:
         print("\n[d]etach and keep it running, or [s]top it? [d] ", end="", flush=True)
         # In short waits: a Ctrl-C that comes just before a long one would go unnoticed until something is typed.
-        while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+        while not select.select([sys.stdin], [], [], POLL_S)[0]:
             pass
         answer = sys.stdin.readline()
     except KeyboardInterrupt:
@@ -279,7 +279,7 @@ def _display(launched: RunHandle, *, quiet: bool) -> Iterator[Any]:
         with _live(launched) as on_line:
             yield on_line
     else:
-        yield lambda line: print(shown(line), flush=True)
+        yield lambda line: print(format_line(line), flush=True)
 
 
 @contextmanager
@@ -297,22 +297,22 @@ def _live(launched: RunHandle) -> Iterator[Any]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(STARTING, total=None, words="")
 
-        def look() -> None:
-            while not over.wait(LOOK_S):
+        def poll() -> None:
+            while not over.wait(POLL_S):
                 record = _progress(launched)
                 if record:
                     total, done = record.get("steps"), record.get("step", 0)
-                    progress.update(task, total=total, completed=done, description=where(record), visible=True,
-                                    words=words(record))  # fmt: skip
+                    progress.update(task, total=total, completed=done, description=position_text(record), visible=True,
+                                    words=metrics_text(record))  # fmt: skip
 
-        watcher = threading.Thread(target=look, daemon=True)
+        watcher = threading.Thread(target=poll, daemon=True)
         watcher.start()
 
         def on_line(line: LogLine) -> None:
             if line.rank >= 0 and progress.tasks[0].description == STARTING:
                 progress.update(task, visible=False, refresh=True)
             if line.rank != 0 or not PROGRESS.match(line.text):
-                console.print(shown(line), markup=False)
+                console.print(format_line(line), markup=False)
 
         try:
             yield on_line
@@ -328,12 +328,12 @@ def _progress(launched: RunHandle) -> dict[str, Any] | None:
         return None
 
 
-def where(record: dict[str, Any]) -> str:
+def position_text(record: dict[str, Any]) -> str:
     epochs = f"/{record['epochs']}" if record.get("epochs") else ""
     return f"epoch {record['epoch'] + 1}{epochs}" if "epoch" in record else str(record.get("doing", "training"))
 
 
-def words(record: dict[str, Any]) -> str:
+def metrics_text(record: dict[str, Any]) -> str:
     """Step, loss, speed, time left and cost."""
     total = f"/{record['steps']}" if record.get("steps") else ""
     parts = [f"step {record['step']}{total}"] if "step" in record else []
@@ -350,12 +350,12 @@ def words(record: dict[str, Any]) -> str:
 # `headway watch`: a run live in this terminal. Leaving it leaves the run alone.
 
 
-KEPT = 200  # lines of log: more than any terminal is high
+KEPT_LINES = 200  # lines of log: more than any terminal is high
 DRAW_S = 0.5
 PLAIN_S = 10.0  # between lines of progress where there is no terminal
-_LEAVE = set(b"qQ\x04")  # the last one: Ctrl-D; and escape, if it comes alone
+_DETACH_KEYS = set(b"qQ\x04")  # the last one: Ctrl-D; and escape, if it comes alone
 _SEQUENCE = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]")  # arrows and the like: no wish to leave
-FAREWELL = 5  # lines of log in what stays on the screen
+DETACH_HINT = 5  # lines of log in what stays on the screen
 
 
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -364,9 +364,9 @@ def watch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def watch_command(args: argparse.Namespace) -> int:
-    from headway.launcher.lifecycle import reach
+    from headway.launcher.lifecycle import open_run
 
-    launched = reach(locate(args.run), say=say)
+    launched = open_run(locate(args.run), say=print_status)
     follower = Follower(launched)
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not args.plain
     try:
@@ -384,9 +384,9 @@ class Follower:
     """Follows a run to its end in a thread of its own, so that whoever draws never waits for a store."""
 
     def __init__(self, launched: RunHandle) -> None:
-        self.words: deque[LogLine] = deque(maxlen=KEPT)
-        self.on_line: Callable[[LogLine], None] = self.words.append
-        self.over = threading.Event()
+        self.lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self.on_line: Callable[[LogLine], None] = self.lines.append
+        self.ended = threading.Event()
         self._launched = launched
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
@@ -409,7 +409,7 @@ class Follower:
         except BaseException as error:  # noqa: BLE001 - handed to the thread that can say it, and raised there
             self._error = error
         finally:
-            self.over.set()
+            self.ended.set()
 
 
 def _panel(launched: RunHandle, follower: Follower) -> Outcome | None:
@@ -424,14 +424,14 @@ def _panel(launched: RunHandle, follower: Follower) -> Outcome | None:
     follower.start()
 
     def drawn(*, now: bool = False) -> Screen:
-        return Screen(lookout.look(now=now), list(follower.words), "q quits; the run keeps running")
+        return Screen(lookout.poll(now=now), list(follower.lines), "q quits; the run keeps running")
 
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
-        while not follower.over.is_set():
+        while not follower.ended.is_set():
             live.update(drawn(), refresh=True)
             if pressed(DRAW_S):
                 return None
-    console.print(Screen(lookout.look(now=True), list(follower.words), most_words=FAREWELL))
+    console.print(Screen(lookout.poll(now=True), list(follower.lines), max_log_lines=DETACH_HINT))
     return follower.outcome
 
 
@@ -439,7 +439,7 @@ def _panel(launched: RunHandle, follower: Follower) -> Outcome | None:
 def _keys() -> Iterator[Callable[[float], bool]]:
     """`pressed(seconds)` waits that long for a key that means leaving. Keys are not echoed meanwhile."""
     if not sys.stdin.isatty():
-        yield _rested
+        yield _sleep
         return
     import termios
     import tty
@@ -448,19 +448,19 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     before = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        yield lambda seconds: _pressed(fd, seconds)
+        yield lambda seconds: _read_key(fd, seconds)
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def _pressed(fd: int, seconds: float) -> bool:
+def _read_key(fd: int, seconds: float) -> bool:
     if not select.select([fd], [], [], seconds)[0]:
         return False
     keys = os.read(fd, 1024)
-    return not keys or keys == b"\x1b" or bool(_LEAVE & set(_SEQUENCE.sub(b"", keys)))
+    return not keys or keys == b"\x1b" or bool(_DETACH_KEYS & set(_SEQUENCE.sub(b"", keys)))
 
 
-def _rested(seconds: float) -> bool:
+def _sleep(seconds: float) -> bool:
     time.sleep(seconds)
     return False
 
@@ -470,11 +470,11 @@ def _plain(launched: RunHandle, follower: Follower) -> Outcome:
     from headway.dashboard.terminal import RunPoller
 
     lookout = RunPoller(launched)
-    follower.on_line = lambda line: print(shown(line), flush=True)
+    follower.on_line = lambda line: print(format_line(line), flush=True)
     follower.start()
     said, said_at = "", time.monotonic() - PLAIN_S
-    while not follower.over.wait(DRAW_S):
-        view = lookout.look()
+    while not follower.ended.wait(DRAW_S):
+        view = lookout.poll()
         state = view.status.state.value
         if (state, time.monotonic() - said_at > PLAIN_S) != (said, False):
             print(paint(_watch_summary(view), "dim"), flush=True)
@@ -487,5 +487,5 @@ def _watch_summary(view: RunSnapshot) -> str:
     from headway.dashboard.terminal import money, number, where
 
     curves = [f"{name} {number(trace.last)}" for name, trace in list(view.curves.items())[:4]]
-    reason = f" ({view.trouble or view.status.reason})" if view.trouble or view.status.reason else ""
+    reason = f" ({view.error or view.status.reason})" if view.error or view.status.reason else ""
     return "  ".join([f"headway: {view.status.state.value}{reason}", *where(view), *curves, money(view)])

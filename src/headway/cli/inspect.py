@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.follow import say
+from headway.cli.follow import print_status
 from headway.cli.options import add_json, add_run, locate
-from headway.cli.render import working
+from headway.cli.render import progress_while
 from headway.core.errors import FINISHED, BadInput, BadPlan, HeadwayError, UnknownRun, needs
 from headway.core.format import ago, as_json, duration, paint, size, table, usd
 from headway.core.plan import EXACT, in_plan
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # `headway notebook`: Jupyter on the machine of a run, in this machine's browser.
 
 
-LOOK_S = 2.0  # between looks at whether the run goes on
+POLL_S = 2.0  # between looks at whether the run goes on
 
 
 def notebook_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,28 +41,28 @@ def notebook_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def notebook_command(args: argparse.Namespace) -> int:
-    from headway.dashboard.notebook.jupyter import Session, place
-    from headway.launcher.lifecycle import reach
+    from headway.dashboard.notebook.jupyter import Session, exec_target
+    from headway.launcher.lifecycle import open_run
 
-    launched = reach(locate(args.run), say=say)
+    launched = open_run(locate(args.run), say=print_status)
     live = not launched.target.status(launched.handle).state.ended
-    found = place(launched)
-    say(f"starting Jupyter on {found.where}")
+    found = exec_target(launched)
+    print_status(f"starting Jupyter on {found.where}")
     try:
         session = Session(found, port=args.port)
     except OSError as error:
         raise BadInput(f"port {args.port}: {error.strerror}", fix="choose another --port, or leave it out") from None
     try:
         with session:
-            _tell(session, browser=not args.no_browser)
-            say(_outlasted(session, launched) if live else _left_open(session))
+            _print_address(session, browser=not args.no_browser)
+            print_status(_wait_for_run_end(session, launched) if live else _close_message(session))
     except KeyboardInterrupt:
-        say("closed; the run keeps running" if live else "closed")
+        print_status("closed; the run keeps running" if live else "closed")
     return FINISHED
 
 
-def _tell(session: Session, *, browser: bool) -> None:
-    print(f"{session.told['name']} in {session.told['folder']}:\n  {session.address}", flush=True)
+def _print_address(session: Session, *, browser: bool) -> None:
+    print(f"{session.ready_message['name']} in {session.ready_message['folder']}:\n  {session.address}", flush=True)
     print("  in a cell:  import headway; headway.open_run()\nCtrl-C closes it; the run keeps running", flush=True)
     if browser and sys.stdout.isatty():
         import webbrowser
@@ -70,11 +70,11 @@ def _tell(session: Session, *, browser: bool) -> None:
         webbrowser.open(session.address)
 
 
-def _outlasted(session: Session, launched: RunHandle) -> str:
+def _wait_for_run_end(session: Session, launched: RunHandle) -> str:
     """Wait for the run's end, or Jupyter's, whichever is first: why it was closed."""
     over = False
     while not over:
-        over = session.over.wait(LOOK_S)  # in a container Jupyter ends with the run, which is then looked at once more
+        over = session.ended.wait(POLL_S)  # in a container Jupyter ends with the run, which is then looked at once more
         try:
             status = launched.target.status(launched.handle)
         except HeadwayError:  # out of reach for a moment: looked at again
@@ -84,9 +84,9 @@ def _outlasted(session: Session, launched: RunHandle) -> str:
     return _ended(session)
 
 
-def _left_open(session: Session) -> str:
+def _close_message(session: Session) -> str:
     """Of a run that has ended there is nothing to wait for but Jupyter's own end, or Ctrl-C."""
-    while not session.over.wait(LOOK_S):
+    while not session.ended.wait(POLL_S):
         pass
     return _ended(session)
 
@@ -117,7 +117,7 @@ def ps_command(args: argparse.Namespace) -> int:
 
     ledger = RunIndex()
     if args.rebuild:
-        with working(f"searching {args.rebuild}"):
+        with progress_while(f"searching {args.rebuild}"):
             found = ledger.rebuild(args.rebuild)
         print(f"{found} runs found below {args.rebuild}")
     rows = ledger.rows(glob=args.name, target=args.on, limit=args.limit)
@@ -139,7 +139,7 @@ def ps_command(args: argparse.Namespace) -> int:
 
 def refreshed(row: RunRow) -> RunRow:
     """The row as it is now. An ended run is not looked up again; one that is seen to have ended is settled."""
-    from headway.cli.follow import say
+    from headway.cli.follow import print_status
     from headway.core.types import State
     from headway.launcher.lifecycle import observe
 
@@ -148,7 +148,7 @@ def refreshed(row: RunRow) -> RunRow:
     try:
         return replace(row, state=observe(row.url).status.state.value)
     except BadPlan as error:
-        say(f"{row.name} is damaged: {str(error).splitlines()[0]}")
+        print_status(f"{row.name} is damaged: {str(error).splitlines()[0]}")
         return replace(row, state="damaged")
     except HeadwayError:  # out of reach, or deleted: that it was there is still worth showing
         return replace(row, state="gone")
@@ -181,11 +181,11 @@ def pull_command(args: argparse.Namespace) -> int:
     if args.form:
         return _as_pth(args, url, str(to))
     store = open_store(url)
-    wanted = [e for e in store.list() if not e.key.startswith(("docker/", "local/")) and _chosen(e.key, args.only)]
+    wanted = [e for e in store.list() if not e.key.startswith(("docker/", "local/")) and _is_selected(e.key, args.only)]
     if not wanted:
         raise UnknownRun(f"there are no files to copy in {url}", fix="headway status RUN")
     total, doing = sum(entry.size for entry in wanted), f"copying to {to}"
-    with working(doing) as tell:
+    with progress_while(doing) as tell:
         done = 0
         for entry in wanted:
             target, before = to / entry.key, done
@@ -202,19 +202,19 @@ def _pull_summary(tell: Report, doing: str, before: int, total: int, got: int, o
 
 
 def _as_pth(args: argparse.Namespace, url: str, to: str) -> int:
-    from headway.cli.model import told
+    from headway.cli.model import print_written
     from headway.core.errors import needs
 
     if args.only:
         raise BadInput("--only cannot be combined with --as pth", fix="leave out --only")
     with needs("train", "pull --as pth"):
         from headway.artifacts.export import write_pth
-    with working(f"writing {to}"):
+    with progress_while(f"writing {to}"):
         files = write_pth(url, to)
-    return told({"to": to, "files": files}, args.json)
+    return print_written({"to": to, "files": files}, args.json)
 
 
-def _chosen(key: str, only: list[str] | None) -> bool:
+def _is_selected(key: str, only: list[str] | None) -> bool:
     return not only or key.partition("/")[0] in only
 
 
@@ -224,10 +224,10 @@ def status_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def status_command(args: argparse.Namespace) -> int:
-    from headway.cli.follow import say
-    from headway.launcher.lifecycle import reach
+    from headway.cli.follow import print_status
+    from headway.launcher.lifecycle import open_run
 
-    launched = reach(locate(args.run), say=say)
+    launched = open_run(locate(args.run), say=print_status)
     found = facts(launched, launched.status())
     print(as_json(found) if args.json else describe_status(found))
     return 0
@@ -251,13 +251,13 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
         "attempts": len([event for event in events if event["kind"] == "attempt"]),
         "checkpoint": saved[-1]["step"] if saved else None,
         "progress": folder.progress(),
-        "spent": spent(folder),
+        "spent": spent_record(folder),
         "links": links(launched),
         "next": next_for(launched, status.state),
     }
 
 
-def spent(folder: RunFolder) -> dict[str, Any]:
+def spent_record(folder: RunFolder) -> dict[str, Any]:
     """Of the budget, over all attempts."""
     from headway.rundir.lease import spent_s, spent_usd
 
@@ -267,13 +267,13 @@ def spent(folder: RunFolder) -> dict[str, Any]:
 
 
 def _spent(found: dict[str, Any]) -> str:
-    told = found.get("spent") or {}
-    if not found.get("attempts") or told.get("seconds") is None:
+    used = found.get("spent") or {}
+    if not found.get("attempts") or used.get("seconds") is None:
         return ""
-    limit = f" of {duration(told['budget_s'])}" if told.get("budget_s") else ""
-    ceiling = f" of {usd(told['budget_usd'])}" if told.get("budget_usd") else ""
-    money = f", {usd(told['usd'])}{ceiling}" if told.get("usd") is not None else ""
-    return f"{duration(told['seconds'])}{limit}{money}"
+    limit = f" of {duration(used['budget_s'])}" if used.get("budget_s") else ""
+    ceiling = f" of {usd(used['budget_usd'])}" if used.get("budget_usd") else ""
+    money = f", {usd(used['usd'])}{ceiling}" if used.get("usd") is not None else ""
+    return f"{duration(used['seconds'])}{limit}{money}"
 
 
 def describe_status(found: dict[str, Any]) -> str:
@@ -368,9 +368,9 @@ def _address(host: str, port: int, token: str | None) -> str:
 
 
 def _stop(url: str) -> str:
-    from headway.launcher.lifecycle import reach
+    from headway.launcher.lifecycle import open_run
 
-    return reach(url, say=lambda _: None).stop().status.state.value
+    return open_run(url, say=lambda _: None).stop().status.state.value
 
 
 def _resume(url: str) -> str:
@@ -389,12 +389,12 @@ def why_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def why_command(args: argparse.Namespace) -> int:
-    from headway.cli.follow import say
-    from headway.diagnose.diagnosis import why
-    from headway.launcher.lifecycle import reach
+    from headway.cli.follow import print_status
+    from headway.diagnose.diagnosis import diagnose_run
+    from headway.launcher.lifecycle import open_run
 
-    hold = reach(locate(args.run), say=say)
-    found = why(hold, hold.target.status(hold.handle), rank=args.rank)
+    hold = open_run(locate(args.run), say=print_status)
+    found = diagnose_run(hold, hold.target.status(hold.handle), rank=args.rank)
     print(as_json(asdict(found)) if args.json else describe_cause(found))
     following = after_failure(hold.folder, found)
     if following and not args.json:

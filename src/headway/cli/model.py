@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.options import add_json, add_run, locate
-from headway.cli.render import working
+from headway.cli.render import progress_while
 from headway.core.errors import BadInput, needs
 from headway.core.format import as_json, duration, paint, size, table
 
@@ -40,20 +40,20 @@ def compare_command(args: argparse.Namespace) -> int:
     if args.json:
         print(as_json(found))
         return 0
-    for line in _told(found):
+    for line in _comparison_text(found):
         print(line)
     if args.page:
         print(f"\npage: {args.page}")
     return 0
 
 
-def _told(found: Mapping[str, Any]) -> list[str]:
-    from headway.artifacts.compare import differs, shown
+def _comparison_text(found: Mapping[str, Any]) -> list[str]:
+    from headway.artifacts.compare import is_significant, metric_text
 
     names = [run["name"] for run in found["runs"]]
-    metrics = [[name, *map(shown, values)] for name, values in found["metrics"].items()]
+    metrics = [[name, *map(metric_text, values)] for name, values in found["metrics"].items()]
     lines = [table(["metric", *names], metrics)] if metrics else []
-    if any(differs(entry) for values in found["metrics"].values() for entry in values):
+    if any(is_significant(entry) for values in found["metrics"].values() for entry in values):
         lines.append(paint("* differs significantly from the first run (95 % bootstrap interval)", "dim"))
     about = [
         ["measured on", *(run["measured"] for run in found["runs"])],
@@ -108,7 +108,7 @@ def eval_command(args: argparse.Namespace) -> int:
     with needs("train", "eval"):
         import headway.artifacts.checkpoint_model  # noqa: F401  imported late otherwise, without this message
         from headway.artifacts.evaluate import evaluate
-    with working(f"evaluating {args.run}"):
+    with progress_while(f"evaluating {args.run}"):
         report = evaluate(url, checkpoint=args.checkpoint, split=args.split, data=args.data, root=args.root)
     if args.json:
         print(as_json(report))
@@ -162,7 +162,7 @@ def export_command(args: argparse.Namespace) -> int:
     with needs("train", "export"):
         import headway.artifacts.checkpoint_model  # noqa: F401  imported late otherwise, without this message
         from headway.artifacts.export import export_run
-    with working(f"exporting {args.run}"):
+    with progress_while(f"exporting {args.run}"):
         bundle = export_run(url, checkpoint=args.checkpoint, to=args.to)
     print(as_json({"bundle": bundle}) if args.json else f"bundle: {bundle}\nnext: headway predict {bundle} INPUT…")
     return 0
@@ -178,10 +178,10 @@ def _files(args: argparse.Namespace, url: str) -> int:
                 "--checkpoint cannot be combined with --as pth, which writes every named checkpoint",
                 fix="leave out --checkpoint",
             )
-        with working(f"writing {to}"):
+        with progress_while(f"writing {to}"):
             files = write_pth(url, to)
-        return told({"to": to, "files": files}, args.json)
-    with working(f"exporting and checking {args.form}"):
+        return print_written({"to": to, "files": files}, args.json)
+    with progress_while(f"exporting and checking {args.form}"):
         made = write_graphs(url, args.form, to, checkpoint=args.checkpoint or "best")
     if args.json:
         print(as_json(made))
@@ -194,7 +194,7 @@ def _files(args: argparse.Namespace, url: str) -> int:
     return 0
 
 
-def told(made: dict[str, Any], json: bool) -> int:
+def print_written(made: dict[str, Any], json: bool) -> int:
     print(as_json(made) if json else "\n".join(f"{made['to']}/{name}" for name in made["files"]))
     return 0
 
@@ -202,7 +202,7 @@ def told(made: dict[str, Any], json: bool) -> int:
 # `headway predict`: try a model on your own inputs. Without any, what is typed or piped in is asked line by line.
 
 
-_AT_ONCE = 64  # lines of a pipe that are asked together
+_BATCH_LINES = 64  # lines of a pipe that are asked together
 
 
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -224,9 +224,9 @@ def predict_command(args: argparse.Namespace) -> int:
     elif recipe.takes != "text":
         raise BadInput(f"{recipe.name} takes image files", fix=f"headway predict {args.run} picture.png")
     elif sys.stdin.isatty() and not args.json:
-        _converse(answer)
+        _interactive(answer)
     else:
-        _piped(answer, sys.stdin, json=args.json)
+        _from_stdin(answer, sys.stdin, json=args.json)
     return 0
 
 
@@ -239,7 +239,7 @@ def _show(answer: Answer, inputs: list[str], *, json: bool) -> None:
         print(f"{paint(given, 'dim')}  {said['text']}")
 
 
-def _converse(answer: Answer) -> None:
+def _interactive(answer: Answer) -> None:
     """One line, one answer, until an empty line or the end of the input."""
     print(paint("Type a text and press Enter; an empty line quits.", "dim"))
     while True:
@@ -256,14 +256,14 @@ def _converse(answer: Answer) -> None:
             print(error)
 
 
-def _piped(answer: Answer, lines: Iterable[str], *, json: bool) -> None:
+def _from_stdin(answer: Answer, lines: Iterable[str], *, json: bool) -> None:
     """A line out for each line in, so that the two files stay aligned; all together as JSON."""
     texts = [line.rstrip("\n") for line in lines]
     if json:
         print(as_json(answer(texts)))
         return
-    for first in range(0, len(texts), _AT_ONCE):
-        for said in answer(texts[first : first + _AT_ONCE]):
+    for first in range(0, len(texts), _BATCH_LINES):
+        for said in answer(texts[first : first + _BATCH_LINES]):
             print(said["text"], flush=True)
 
 

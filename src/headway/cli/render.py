@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 PLAIN_S = 10.0
-PATIENCE_S = 2.0  # what is done by then needs no bar
+SHOW_AFTER_S = 2.0  # what is done by then needs no bar
 DRAW_S = 0.2
 
 
@@ -76,46 +76,46 @@ def _plain() -> Report:
 
 
 @contextmanager
-def working(what: str) -> Iterator[Report]:
+def progress_while(what: str) -> Iterator[Report]:
     """Around anything that may take longer than a moment: shown from then on, with how far it is where that is told.
 
     Gives a function to tell it by; what is told within by `headway.core.progress` counts too.
     """
-    told = _Told(what)
+    state = _Progress(what)
     over = threading.Event()
-    show = threading.Thread(target=_show, args=(told, over), name="headway-working", daemon=True)
+    show = threading.Thread(target=_show, args=(state, over), name="headway-working", daemon=True)
     show.start()
     try:
-        with with_listener(told.take):
-            yield told.take
+        with with_listener(state.update):
+            yield state.update
     finally:
         over.set()
         show.join()
 
 
-class _Told:
+class _Progress:
     """The newest word on how far something is."""
 
     def __init__(self, what: str) -> None:
         self.what, self.done, self.total = what, 0, 0
 
-    def take(self, what: str, done: int, total: int) -> None:
+    def update(self, what: str, done: int, total: int) -> None:
         self.what, self.done, self.total = what, done, total
 
 
-def _show(told: _Told, over: threading.Event) -> None:
+def _show(state: _Progress, done_event: threading.Event) -> None:
     began = time.monotonic()
-    if over.wait(PATIENCE_S):
+    if done_event.wait(SHOW_AFTER_S):
         return
     if sys.stderr.isatty():
         with _live() as report:
-            while not over.wait(DRAW_S):
-                report(told.what, told.done, told.total)
+            while not done_event.wait(DRAW_S):
+                report(state.what, state.done, state.total)
         return
     while True:
-        share = f" {told.done / told.total:.0%}" if told.total else ""
-        print(f"headway: {told.what}{share}, {duration(time.monotonic() - began)}", file=sys.stderr, flush=True)
-        if over.wait(PLAIN_S):
+        share = f" {state.done / state.total:.0%}" if state.total else ""
+        print(f"headway: {state.what}{share}, {duration(time.monotonic() - began)}", file=sys.stderr, flush=True)
+        if done_event.wait(PLAIN_S):
             return
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.cli.options import DEFAULT, LOCAL, add_job, add_json, add_run, load_job, locate
-from headway.cli.render import working
+from headway.cli.render import progress_while
 from headway.core.errors import BadInput, BadPlan
 from headway.core.format import accelerator_table, as_json, duration, paint, price_rows, size
 from headway.core.plan import in_plan
@@ -75,9 +75,9 @@ def plan_command(args: argparse.Namespace) -> int:
     job = load_job(args)
     made = plan(job, on=args.on)
     if args.rehearse:
-        rehearsed(job, args.on)
+        rehearse_lines(job, args.on)
         made = plan(job, on=args.on)  # with what was learnt
-    asked = online(made) if args.online else []
+    asked = online_notes(made) if args.online else []
     if args.out:
         Path(args.out).write_text(made.to_json())
     if args.render:
@@ -90,25 +90,24 @@ def plan_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def rehearsed(job: Job, on: str) -> None:
+def rehearse_lines(job: Job, on: str) -> None:
     """Try it here, and say on the side what was tried. What fails is raised."""
     import sys
 
-    from headway.cli.follow import say
-    from headway.launcher.rehearse import describe as told
-    from headway.launcher.rehearse import rehearse
+    from headway.cli.follow import print_status
+    from headway.launcher import rehearse
 
-    print(told(rehearse(job, say=say)), file=sys.stderr)
+    print(rehearse.describe(rehearse.rehearse(job, log=print_status)), file=sys.stderr)
     for line in far_buckets(job, on):
         print(f"  region     {line}", file=sys.stderr)
 
 
 def far_buckets(job: Job, on: str) -> list[str]:
     from headway import targets
-    from headway.planning.cost import elsewhere
+    from headway.planning import cost
 
     entry = targets.entry(job, on)
-    return elsewhere(job, entry.kind, entry.options)
+    return cost.far_buckets(job, entry.kind, entry.options)
 
 
 def late_checkpoints(plan: Plan) -> list[str]:
@@ -122,7 +121,7 @@ def late_checkpoints(plan: Plan) -> list[str]:
     return [f"a checkpoint took {seconds:.0f} s in earlier runs, and the grace period is {grace:.0f} s: {every}"]
 
 
-def online(plan: Plan) -> list[str]:
+def online_notes(plan: Plan) -> list[str]:
     """What the place itself says of it. BadJob where it would refuse."""
     from headway import targets
     from headway.core.errors import BadJob
@@ -203,7 +202,7 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resume_command(args: argparse.Namespace) -> int:
-    from headway.cli.follow import attach, next_for, recorded_kind, say
+    from headway.cli.follow import attach, next_for, print_status, recorded_kind
     from headway.core.plan import EXACT
     from headway.core.types import State
     from headway.launcher.lifecycle import resume
@@ -211,8 +210,8 @@ def resume_command(args: argparse.Namespace) -> int:
 
     url, since = locate(args.run), utc_now()
     move = _move(args)
-    with working(f"resuming {args.run}"):
-        launched = resume(url, say=say, move=move, budget_hours=args.budget_hours, budget_usd=args.budget_usd)
+    with progress_while(f"resuming {args.run}"):
+        launched = resume(url, say=print_status, move=move, budget_hours=args.budget_hours, budget_usd=args.budget_usd)
     if not args.detach:
         return attach(launched, since=since, json=args.json)
     if (launched.folder.ended() or {}).get("state") == "finished" and not args.json:
@@ -238,11 +237,11 @@ def _move(args: argparse.Namespace) -> Migration | None:
     path = Path(args.file or DEFAULT)
     job = Job.load(path) if args.file or path.exists() else None
     return Migration(
-        on=args.on, code=args.code, copy_to=args.copy_to, job=job, confirm=lambda text: _agreed(text, args.yes)
+        on=args.on, code=args.code, copy_to=args.copy_to, job=job, confirm=lambda text: _confirm(text, args.yes)
     )
 
 
-def _agreed(text: str, yes: bool) -> bool:
+def _confirm(text: str, yes: bool) -> bool:
     """What it takes is shown first. Without a person to ask, only --yes agrees."""
     print(text)
     if yes:
@@ -271,18 +270,18 @@ def run_command(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(plan.to_json() if args.json else describe(plan), end="" if args.json else "\n")
         return 0
-    from headway.cli.follow import attach, say
+    from headway.cli.follow import attach, print_status
     from headway.cli.options import confirm
     from headway.core.format import is_billed
     from headway.launcher.lifecycle import launch
 
     if is_billed(plan) and not args.no_rehearse and not args.plan:
         job = load_job(args)
-        rehearsed(job, args.on)
+        rehearse_lines(job, args.on)
         plan = _plan(args)  # with what was learnt
     confirm(plan, yes=args.yes)
-    with working(f"uploading the code and starting on {plan.target}"):
-        launched = launch(plan, name=args.name, detach=True, say=say, env=_kept(args.keep_on_failure))
+    with progress_while(f"uploading the code and starting on {plan.target}"):
+        launched = launch(plan, name=args.name, detach=True, say=print_status, env=_read_existing(args.keep_on_failure))
     if args.detach:
         from headway.cli.render import lines
 
@@ -302,7 +301,7 @@ def _rerun(args: argparse.Namespace) -> str:
     return shlex.join(["headway", "run", *(word for pair in given for word in pair)])
 
 
-def _kept(text: str | None) -> dict[str, str]:
+def _read_existing(text: str | None) -> dict[str, str]:
     from headway.rundir.teardown import KEEP_VARIABLE
     from headway.spec.fields import BadUnit, duration
 

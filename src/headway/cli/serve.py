@@ -86,13 +86,13 @@ def deploy_command(args: argparse.Namespace) -> int:
     return FINISHED
 
 
-def _bundle(named: str) -> tuple[str, Record]:
+def _bundle(bundle_ref: str) -> tuple[str, Record]:
     from headway.artifacts.evaluate import bundle_of
     from headway.bundle.format import read_record
     from headway.plugins import require_recipe
     from headway.storage import open_store
 
-    url = bundle_of(locate(named, bundles=True))
+    url = bundle_of(locate(bundle_ref, bundles=True))
     record = read_record(open_store(url), url)
     require_recipe(record.recipe, where=url)
     return url, record
@@ -221,7 +221,7 @@ def _submit(args: argparse.Namespace, d: Deployment, image: ServingImage | None,
     from headway.serving.deploy.model import take_down
 
     place = cloud_run if d.to == CLOUD_RUN else vertex
-    _agree(f"deploy {d.name} in {d.project}?", args.yes)
+    _confirm(f"deploy {d.name} in {d.project}?", args.yes)
     if image is not None:
         d = _with_image(d, push(run, "docker", image, Bundle.open(url)))
     cloud = client.Cloud(d.project)
@@ -250,7 +250,7 @@ def _down(args: argparse.Namespace) -> int:
             fix="headway deploy --down --name N, with the --to, --project and --region it was deployed with",
         )
     d = Deployment(to=args.to, name=name, project=args.project, region=args.region, recipe="", least=1)
-    _agree(f"remove {name} from {args.project}?", args.yes)
+    _confirm(f"remove {name} from {args.project}?", args.yes)
     cloud = client.Cloud(d.project)
     removed, left = (client.remove_service if d.to == CLOUD_RUN else client.remove_endpoint)(cloud, d)
     if args.json:
@@ -262,7 +262,7 @@ def _down(args: argparse.Namespace) -> int:
     return LEFT_BEHIND if left else FINISHED
 
 
-def _agree(question: str, yes: bool) -> None:
+def _confirm(question: str, yes: bool) -> None:
     """BadInput where nobody can answer, and on a no: nothing has been done."""
     if yes:
         return
@@ -389,7 +389,7 @@ def size_of(flag: str, text: str) -> int:
 
 
 def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits) -> Any:
-    from headway.artifacts.predictor import choose, service_of
+    from headway.artifacts.predictor import choose_engine, open_service
     from headway.serving import batching
     from headway.serving.app import Server, Settings
     from headway.serving.inputs import fetcher
@@ -404,9 +404,9 @@ def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits) -> Any:
         token=resolve(args.token) if args.token else None,
         fetch=fetcher(limits.body) if args.allow_urls else None,
     )
-    service = service_of(bundle)
-    print(f"engine: {choose(service, bundle, args.engine)}", file=sys.stderr)
-    print(f"threads: {batching.choose(service)}", file=sys.stderr)
+    service = open_service(bundle)
+    print(f"engine: {choose_engine(service, bundle, args.engine)}", file=sys.stderr)
+    print(f"threads: {batching.choose_batch_size(service)}", file=sys.stderr)
     return Server(service, settings)
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.options import DEFAULT, add_json, add_run, load_job, locate
-from headway.cli.render import working
+from headway.cli.render import progress_while
 from headway.core.errors import BadInput, BadJob
 from headway.core.format import as_json, table, usd
 
 if TYPE_CHECKING:
-    from headway.packaging.dockerfile import Blueprint
+    from headway.packaging.dockerfile import ImageSpec
     from headway.pricing.quote import Quote
     from headway.spec import Job
     from headway.targets.docker.options import Options
@@ -62,21 +62,21 @@ def ci_command(args: argparse.Namespace) -> int:
     elif args.what == "train":
         return _train(args)
     else:
-        from headway.launcher.lifecycle import reach
+        from headway.launcher.lifecycle import open_run
 
-        print(ci.summary(reach(locate(args.run))))
+        print(ci.summary(open_run(locate(args.run))))
     return 0
 
 
 def _write_pipeline(args: argparse.Namespace) -> int:
-    from headway.packaging.code import own_wheel, wheel_path
+    from headway.packaging.code import build_wheel, wheel_path
     from headway.tools import ci
 
     _pipeline_json(args.on, "target")
     path = Path(WORKFLOWS[args.what])
     if path.exists() and not args.force:
         raise BadInput(f"{path} already exists", fix=f"headway ci {args.what} --force")
-    name, _ = own_wheel()
+    name, _ = build_wheel()
     if args.what == "github":
         text = ci.github(wheel=name, on=args.on, branch=_pipeline_json(args.branch, "branch"))
     else:
@@ -154,12 +154,12 @@ def image_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def blueprint(job: Job, platform: str) -> Blueprint:
+def blueprint(job: Job, platform: str) -> ImageSpec:
     """What would be built for this job, by this Headway and this Python. Asks no daemon."""
     from headway._version import __version__
     from headway.packaging import reference, requirements
-    from headway.packaging.code import own_wheel, package
-    from headway.packaging.dockerfile import of_parts
+    from headway.packaging.code import build_wheel, package
+    from headway.packaging.dockerfile import image_of_job
     from headway.spec import dump
 
     problems = reference.problems(dump(job)["image"], job.name)
@@ -169,7 +169,7 @@ def blueprint(job: Job, platform: str) -> Blueprint:
         raise BadJob(problems)
     python = ".".join(map(str, sys.version_info[:3]))
     sha256 = package(job).sha256
-    return of_parts(dump(job), sha256, own_wheel(), headway=__version__, python=python, platform=platform)
+    return image_of_job(dump(job), sha256, build_wheel(), headway=__version__, python=python, platform=platform)
 
 
 def _options(job: Job, on: str) -> Options:
@@ -185,11 +185,11 @@ def _options(job: Job, on: str) -> Options:
     return from_plain(entry.options, Options, where=f"options of {on}")
 
 
-def _make(job: Job, options: Options, image: Blueprint, *, push: bool, json: bool) -> int:
+def _make(job: Job, options: Options, image: ImageSpec, *, push: bool, json: bool) -> int:
     from headway.packaging import build
     from headway.packaging.engine import run
 
-    with working(f"{'pushing' if push else 'building'} {image.name}"):
+    with progress_while(f"{'pushing' if push else 'building'} {image.name}"):
         make = build.push if push else build.build
         uri = make(run, options.command, image, job.outputs)
     if push:
@@ -200,17 +200,17 @@ def _make(job: Job, options: Options, image: Blueprint, *, push: bool, json: boo
     return 0
 
 
-def _write_dockerfile(job: Job, image: Blueprint, folder: Path) -> int:
+def _write_dockerfile(job: Job, image: ImageSpec, folder: Path) -> int:
     from headway.packaging import context
 
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"{folder} is not empty", fix="--out a new folder")
-    context.write(image, job.outputs, folder)
+    context.write_context(image, job.outputs, folder)
     print(f"{folder} is ready\nnext: docker build --platform {image.platform} --tag {image.name} {folder}")
     return 0
 
 
-def _shell(job: Job, options: Options, image: Blueprint | None) -> int:
+def _shell(job: Job, options: Options, image: ImageSpec | None) -> int:
     from headway.packaging import build
     from headway.packaging.engine import not_installed, run
 
@@ -218,7 +218,7 @@ def _shell(job: Job, options: Options, image: Blueprint | None) -> int:
         name = build.build(run, options.command, image, job.outputs)
     else:
         name = str(job.image.uri)
-        build.pull(run, options.command, name, options.platform)
+        build.pull_image(run, options.command, name, options.platform)
     terminal = ["--tty"] if sys.stdin.isatty() else []
     best = "command -v bash >/dev/null && exec bash; exec sh"
     who = ["--user", f"{os.getuid()}:{os.getgid()}"]

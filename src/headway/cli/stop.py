@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.options import DEFAULT, add_json, add_run, locate
-from headway.cli.render import working
+from headway.cli.render import progress_while
 from headway.core.errors import FINISHED, LEFT_BEHIND, HeadwayError
 from headway.core.format import as_json, paint, table
 
 if TYPE_CHECKING:
     from headway.core.types import Receipt, Target
-    from headway.launcher.gc import Found, TargetRef
+    from headway.launcher.gc import FoundResource, TargetRef
     from headway.spec import Job
 
 
@@ -32,12 +32,12 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from headway.cli.follow import first_of_all, how, next_for, recorded_kind, say
-    from headway.launcher.lifecycle import reach
+    from headway.cli.follow import next_for, print_status, recorded_kind, resume_note, resume_text
+    from headway.launcher.lifecycle import open_run
 
-    hold = reach(locate(args.run), say=say)
+    hold = open_run(locate(args.run), say=print_status)
     kind = recorded_kind(hold.folder)
-    with working(f"stopping {hold.run}{first_of_all(kind)}"):
+    with progress_while(f"stopping {hold.run}{resume_note(kind)}"):
         outcome = hold.stop()
     left = outcome.receipt.left if outcome.receipt else ()
     state = outcome.status.state
@@ -45,29 +45,29 @@ def _stop(args: argparse.Namespace) -> int:
         print(as_json({"run": outcome.run, "state": state.value, "left": list(left), "resume": kind}))
     else:
         following = next_for(hold, state)
-        lines = how(kind, state) if following.startswith("headway resume") else []
+        lines = resume_text(kind, state) if following.startswith("headway resume") else []
         print("\n".join([f"{outcome.run} {state.value}", *lines, *([f"next: {following}"] if following else [])]))
     return LEFT_BEHIND if left else FINISHED
 
 
 def _down(args: argparse.Namespace) -> int:
-    from headway.cli.follow import say
-    from headway.launcher.lifecycle import reach
+    from headway.cli.follow import print_status
+    from headway.launcher.lifecycle import open_run
 
-    hold = reach(locate(args.run), say=say)
-    with working(f"removing {hold.run}"):
+    hold = open_run(locate(args.run), say=print_status)
+    with progress_while(f"removing {hold.run}"):
         receipt = hold.down()
     if args.json:
         print(as_json(asdict(receipt)))
     else:
         print(f"{receipt.run}: removed {', '.join(receipt.removed) or 'nothing (already gone)'}")
-        print(_looked_again(receipt))
+        print(_verified_text(receipt))
         for line in billable_resources(hold.target):
             print(f"still billed: {line}")
     return LEFT_BEHIND if receipt.left else FINISHED
 
 
-def _looked_again(receipt: Receipt) -> str:
+def _verified_text(receipt: Receipt) -> str:
     if receipt.left:
         return f"LEFT BEHIND: {', '.join(receipt.left)}"
     if receipt.unverified:
@@ -99,24 +99,24 @@ def gc_arguments(parser: argparse.ArgumentParser) -> None:
 
 def gc_command(args: argparse.Namespace) -> int:
     """0 when nothing of ours is left behind; 5 while something is, or may be. Other people's things do not count."""
-    from headway.launcher.gc import NOT_YOURS, ORPHAN, UNKNOWN, places
+    from headway.launcher.gc import ORPHAN, OTHER_OWNER, UNKNOWN, target_refs
 
-    where = places(_job(args.file), on=args.on)
-    found, missed = _look(where, explicit=args.on is not None)
+    where = target_refs(_job(args.file), on=args.on)
+    found, missed = _list_resources(where, explicit=args.on is not None)
     unseen = _unseen(found) if args.on is None else []
     orphans = [each for each in found if each.verdict == ORPHAN]
     unknown = [each.handle.run for each in found if each.verdict == UNKNOWN]
     if not args.json:
         _list(found, missed)
     removed, left = (
-        _remove(orphans) if orphans and _go(args, len(orphans)) else ([], [str(o.handle.run) for o in orphans])
+        _remove(orphans) if orphans and _confirm(args, len(orphans)) else ([], [str(o.handle.run) for o in orphans])
     )
     left += unseen
     if args.json:
         print(
             as_json(
                 {
-                    "found": [_plain(each) for each in found],
+                    "found": [_json_record(each) for each in found],
                     "removed": removed,
                     "left": left,
                     "unknown": unknown,
@@ -125,8 +125,8 @@ def gc_command(args: argparse.Namespace) -> int:
             )
         )
     else:
-        _conclude(removed, left, unknown, missed, on=args.on)
-        if any(each.verdict == NOT_YOURS for each in found):
+        _print_result(removed, left, unknown, missed, on=args.on)
+        if any(each.verdict == OTHER_OWNER for each in found):
             print("resources of other owners were not touched")
     return LEFT_BEHIND if left or unknown else FINISHED
 
@@ -139,37 +139,37 @@ def _job(file: str | None) -> Job | None:
     return Job.load(Path(file or DEFAULT))
 
 
-def _look(where: list[TargetRef], *, explicit: bool) -> tuple[list[Found], dict[str, str]]:
+def _list_resources(where: list[TargetRef], *, explicit: bool) -> tuple[list[FoundResource], dict[str, str]]:
     """All that was found, and the targets that could not be asked, with the reason."""
-    from headway.cli.follow import say
-    from headway.launcher.gc import look, once
+    from headway.cli.follow import print_status
+    from headway.launcher.gc import deduplicate, look
 
-    found: list[Found] = []
+    found: list[FoundResource] = []
     missed: dict[str, str] = {}
     for place in where:
         try:
-            found += look(place, say=say)
+            found += look(place, say=print_status)
         except HeadwayError as error:
             if explicit:
                 raise
             missed[place.name] = error.problem.what  # no Docker here, say: the other places are looked at all the same
-    return once(found), missed
+    return deduplicate(found), missed
 
 
-def _unseen(found: list[Found]) -> list[str]:
-    from headway.cli.follow import say
-    from headway.launcher.gc import unseen_rentals
+def _unseen(found: list[FoundResource]) -> list[str]:
+    from headway.cli.follow import print_status
+    from headway.launcher.gc import unlisted_rentals
 
-    unseen = unseen_rentals(found)
+    unseen = unlisted_rentals(found)
     for each in unseen:
-        say(f"a rented machine is on record, but its target is not in the job file: {each}\n"
+        print_status(f"a rented machine is on record, but its target is not in the job file: {each}\n"
             "    fix: headway gc -f FILE, with the job file that names its target")  # fmt: skip
     return unseen
 
 
-def _list(found: list[Found], missed: dict[str, str]) -> None:
+def _list(found: list[FoundResource], missed: dict[str, str]) -> None:
     if found:
-        rows = [(each.handle.run, each.place.name, each.verdict, each.why, each.handle.url) for each in found]
+        rows = [(each.handle.run, each.target_ref.name, each.verdict, each.reason, each.handle.url) for each in found]
         text = table(("RUN", "ON", "", "WHY", "FOLDER"), rows)
         for verdict, colour in COLOURS.items():
             text = text.replace(f"  {verdict}  ", f"  {paint(verdict, colour)}  ")
@@ -178,7 +178,7 @@ def _list(found: list[Found], missed: dict[str, str]) -> None:
         print(paint(f"{name} could not be searched: {reason}", "yellow"))
 
 
-def _go(args: argparse.Namespace, count: int) -> bool:
+def _confirm(args: argparse.Namespace, count: int) -> bool:
     if args.dry_run:
         return False
     if args.yes:
@@ -190,17 +190,17 @@ def _go(args: argparse.Namespace, count: int) -> bool:
     return sys.stdin.readline().strip().lower().startswith("y")
 
 
-def _remove(orphans: list[Found]) -> tuple[list[str], list[str]]:
-    from headway.cli.follow import say
+def _remove(orphans: list[FoundResource]) -> tuple[list[str], list[str]]:
+    from headway.cli.follow import print_status
     from headway.launcher.gc import remove
 
     removed: list[str] = []
     left: list[str] = []
     for each in orphans:
         try:
-            receipt = remove(each, say=say)
+            receipt = remove(each, say=print_status)
         except HeadwayError as error:
-            say(f"{each.handle.run} could not be removed: {error}")
+            print_status(f"{each.handle.run} could not be removed: {error}")
             left.append(each.handle.run)
             continue
         removed += [f"{name} (not verified)" if name in receipt.unverified else name
@@ -209,7 +209,7 @@ def _remove(orphans: list[Found]) -> tuple[list[str], list[str]]:
     return removed, left
 
 
-def _conclude(
+def _print_result(
     removed: list[str], left: list[str], unknown: list[str], missed: dict[str, str], *, on: str | None
 ) -> None:
     if removed:
@@ -224,8 +224,14 @@ def _conclude(
         print(f"nothing is left behind{where}")
 
 
-def _plain(each: Found) -> dict[str, Any]:
+def _json_record(each: FoundResource) -> dict[str, Any]:
     handle = each.handle
     whose = str(handle.details.get("owner_name", ""))
-    found = {"run": handle.run, "url": handle.url, "on": each.place.name, "verdict": each.verdict, "why": each.why}
+    found = {
+        "run": handle.run,
+        "url": handle.url,
+        "on": each.target_ref.name,
+        "verdict": each.verdict,
+        "why": each.reason,
+    }
     return {**found, "owner": whose}

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
-NEEDS = {"train": ("numpy", "PIL", "safetensors", "torch"), "data": ("dask", "pyarrow", "simplejpeg")}
-TIGHT_DISK = 5e9  # a run keeps a handful of checkpoints
+MODULES_BY_EXTRA = {"train": ("numpy", "PIL", "safetensors", "torch"), "data": ("dask", "pyarrow", "simplejpeg")}
+LOW_DISK_BYTES = 5e9  # a run keeps a handful of checkpoints
 
 
 def doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def _machine() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding("ok", f"Python {version} at {sys.executable}")
     free = shutil.disk_usage(Path.cwd()).free
-    mark = "ok" if free > TIGHT_DISK else "note"
+    mark = "ok" if free > LOW_DISK_BYTES else "note"
     yield Finding(mark, f"{size(free)} of disk free, {os.cpu_count()} CPUs")
     gpus = shutil.which("nvidia-smi")
     yield Finding("ok", "NVIDIA driver found") if gpus else Finding("note", "no GPU: training runs on the CPU")
@@ -59,11 +59,11 @@ def _machine() -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     from importlib.util import find_spec
 
-    for extra, modules in NEEDS.items():
-        lacking = [name for name in modules if find_spec(name) is None]
-        if lacking:
+    for extra, modules in MODULES_BY_EXTRA.items():
+        missing = [name for name in modules if find_spec(name) is None]
+        if missing:
             yield Finding(
-                "note", f"extra [{extra}] is incomplete: {', '.join(lacking)} missing", install_command(extra)
+                "note", f"extra [{extra}] is incomplete: {', '.join(missing)} missing", install_command(extra)
             )
         else:
             yield Finding("ok", f"extra [{extra}]")
@@ -152,13 +152,13 @@ def verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 def verify_resume_command(args: argparse.Namespace) -> int:
     """0 only when every bit is the same."""
-    from headway.cli.follow import say
+    from headway.cli.follow import print_status
     from headway.core.errors import needs
-    from headway.tools.verify_resume import prove
+    from headway.tools.verify_resume import verify_resume
 
     signal.signal(signal.SIGTERM, _interrupted)
     with needs("train", "verify-resume"):
-        proof = prove(load_job(args), steps=args.steps, say=say)
+        proof = verify_resume(load_job(args), steps=args.steps, say=print_status)
     print(as_json(proof.to_dict()) if args.json else describe(proof))
     return FINISHED if proof.exact else FAILED
 
@@ -191,13 +191,13 @@ def describe(proof: Proof) -> str:
 
 def _metrics(proof: Proof) -> str:
     found = proof.histories
-    aside = f" (except {', '.join(found.clocks)}, which differs between any two runs)" if found.clocks else ""
+    timing = f" (except {', '.join(found.clocks)}, which differs between any two runs)" if found.clocks else ""
     if not found.records:
         return "metrics: none were logged"
     if found.first_step is None:
-        return f"metrics of {found.records} steps: equal{aside}"
+        return f"metrics of {found.records} steps: equal{timing}"
     one, other = found.values
-    return f"metrics: {found.names[0]} differs from step {found.first_step} on: {one} ≠ {other}{aside}"
+    return f"metrics: {found.names[0]} differs from step {found.first_step} on: {one} ≠ {other}{timing}"
 
 
 def _first(proof: Proof) -> list[str]:

@@ -31,8 +31,8 @@ log = logging.getLogger("headway.ui")
 
 STATIC: Final = Path(__file__).parent / "static"
 COOKIE: Final = "headway-ui"
-ACTS: Final = "x-headway-ui"  # a custom header, which a form or image on another site cannot send
-_NEAR_S, _FAR_S = 1.0, 5.0  # between polls of a run in a local folder, and in a bucket
+ACTIONS: Final = "x-headway-ui"  # a custom header, which a form or image on another site cannot send
+_LOCAL_POLL_S, _REMOTE_POLL_S = 1.0, 5.0  # between polls of a run in a local folder, and in a bucket
 _PAGE: Final = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline';"
     " frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -41,23 +41,25 @@ _PAGE: Final = {
     "Cache-Control": "no-cache",
 }
 
-_SHOWN: Final = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp",
+_LIVE_FIELDS: Final = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp",
                  "gif": "image/gif", "txt": "text/plain", "json": "text/plain", "md": "text/plain"}  # fmt: skip
 
 Handler = Callable[[Request], Awaitable[Response]]
-Act = Callable[[str], str]  # a run's URL -> its state afterwards
+Action = Callable[[str], str]  # a run's URL -> its state afterwards
 
 
 class DashboardApp:
     """Authorization and routes. `hosts` are this server's names: any other Host header is refused (DNS rebinding)."""
 
-    def __init__(self, board: RunService, *, stop: Act, resume: Act, hosts: frozenset[str], token: str | None) -> None:
-        self._board, self._acts = board, {"stop": stop, "resume": resume}
+    def __init__(
+        self, service: RunService, *, stop: Action, resume: Action, hosts: frozenset[str], token: str | None
+    ) -> None:
+        self._service, self._actions = service, {"stop": stop, "resume": resume}
         self._hosts, self._token = hosts, token
 
     def application(self) -> Starlette:
         def route(path: str, handler: Handler, *methods: str) -> Route:
-            return Route(path, self._guarded(handler), methods=list(methods or ("GET",)))
+            return Route(path, self._with_error_handling(handler), methods=list(methods or ("GET",)))
 
         return Starlette(
             routes=[
@@ -77,11 +79,11 @@ class DashboardApp:
             ]
         )
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _with_error_handling(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
-                welcome = self._authorize(request)
-                return welcome if welcome is not None else await handler(request)
+                refused = self._authorize(request)
+                return refused if refused is not None else await handler(request)
             except PredictionError as refusal:
                 return _problem(refusal)
             except UnknownRun as error:
@@ -112,10 +114,10 @@ class DashboardApp:
     async def runs(self, request: Request) -> Response:
         offset, limit = _number(request, "offset", 0, 10**9), _number(request, "limit", 100, 500)
         query = request.query_params.get("q", "")
-        return await _answer(lambda: self._board.runs(query=query, offset=offset, limit=limit))
+        return await _run_in_thread(lambda: self._service.runs(query=query, offset=offset, limit=limit))
 
     async def run(self, request: Request) -> Response:
-        return await _answer(lambda: self._board.details(_id(request)))
+        return await _run_in_thread(lambda: self._service.details(_id(request)))
 
     async def metrics(self, request: Request) -> Response:
         names = request.query_params.getlist("name")
@@ -123,32 +125,32 @@ class DashboardApp:
         low, high = (_step(request, name) for name in ("low", "high"))
 
         def read() -> Any:
-            found = self._board.metrics(_id(request))
+            found = self._service.metrics(_id(request))
             return {name: found.curve(name, points=points, low=low, high=high) for name in names or found.names}
 
-        return await _answer(read)
+        return await _run_in_thread(read)
 
     async def logs(self, request: Request) -> Response:
         rank = _number(request, "rank", 0, 10**6, least=-1) if "rank" in request.query_params else None
         query, last = request.query_params.get("q", ""), _number(request, "last", 500, 10_000)
-        return await _answer(lambda: self._board.logs(_id(request), rank=rank, query=query, last=last))
+        return await _run_in_thread(lambda: self._service.logs(_id(request), rank=rank, query=query, last=last))
 
     async def compare(self, request: Request) -> Response:
         ids = request.query_params.getlist("run")
-        return await _answer(lambda: self._board.configs(ids[:20]))
+        return await _run_in_thread(lambda: self._service.configs(ids[:20]))
 
     async def samples(self, request: Request) -> Response:
         def listed() -> Any:
-            return [entry.key.partition("/")[2] for entry in self._board.folder(_id(request)).store.list("samples/")]
+            return [entry.key.partition("/")[2] for entry in self._service.folder(_id(request)).store.list("samples/")]
 
-        return await _answer(listed)
+        return await _run_in_thread(listed)
 
     async def sample(self, request: Request) -> Response:
         name = request.path_params["name"]
-        kind = _SHOWN.get(name.rpartition(".")[2].lower())
+        kind = _LIVE_FIELDS.get(name.rpartition(".")[2].lower())
         if kind is None or ".." in name.split("/"):
             raise PredictionError(404, "no such image")
-        body = await asyncio.to_thread(lambda: self._board.folder(_id(request)).store.read(f"samples/{name}"))
+        body = await asyncio.to_thread(lambda: self._service.folder(_id(request)).store.read(f"samples/{name}"))
         return Response(body, media_type=kind, headers={"X-Content-Type-Options": "nosniff"})
 
     async def report(self, request: Request) -> Response:
@@ -156,23 +158,23 @@ class DashboardApp:
 
         It is untrusted, so a CSP sandbox isolates it from this site and disables scripts.
         """
-        body = await asyncio.to_thread(lambda: self._board.folder(_id(request)).store.read("report.html"))
+        body = await asyncio.to_thread(lambda: self._service.folder(_id(request)).store.read("report.html"))
         alone = {"Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'"}
         return Response(body, media_type="text/html", headers=alone)
 
     async def verify(self, request: Request) -> Response:
-        return await _answer(lambda: self._board.verified(_id(request), int(request.path_params["step"])))
+        return await _run_in_thread(lambda: self._service.verified(_id(request), int(request.path_params["step"])))
 
     async def live(self, request: Request) -> Response:
         """Stream changes as server-sent events until the client disconnects."""
         id_ = _id(request)
-        pause_s = _FAR_S if local_path(self._board.url(id_)) is None else _NEAR_S
+        pause_s = _REMOTE_POLL_S if local_path(self._service.url(id_)) is None else _LOCAL_POLL_S
 
         async def events() -> AsyncIterator[str]:
             before = ""
             while not await request.is_disconnected():
-                told = await asyncio.to_thread(self._told, id_)
-                if (text := json.dumps(_plain(told))) != before:
+                sent = await asyncio.to_thread(self._live_state, id_)
+                if (text := json.dumps(_plain(sent))) != before:
                     before = text
                     yield f"data: {text}\n\n"
                 else:
@@ -181,11 +183,11 @@ class DashboardApp:
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
-    def _told(self, id_: str) -> dict[str, Any]:
-        found = self._board.details(id_)
-        last = self._board.metrics(id_).last()
-        kept = ("state", "progress", "spent", "checkpoints", "receipt", "metrics")
-        return {**{key: found[key] for key in kept}, "last": {k: v for k, v in last.items() if v == v}}
+    def _live_state(self, id_: str) -> dict[str, Any]:
+        found = self._service.details(id_)
+        last = self._service.metrics(id_).last()
+        shown = ("state", "progress", "spent", "checkpoints", "receipt", "metrics")
+        return {**{key: found[key] for key in shown}, "last": {k: v for k, v in last.items() if v == v}}
 
     async def act(self, request: Request) -> Response:
         """Stop or resume a run.
@@ -193,17 +195,17 @@ class DashboardApp:
         Only the dashboard's own pages can do so, as the required header needs the same origin.
         """
         name = request.path_params["act"]
-        if name not in self._acts:
+        if name not in self._actions:
             raise PredictionError(404, "not found")
         origin = request.headers.get("origin")
-        if request.headers.get(ACTS) != "1" or (origin and urlsplit(origin).netloc != request.headers.get("host")):
+        if request.headers.get(ACTIONS) != "1" or (origin and urlsplit(origin).netloc != request.headers.get("host")):
             raise PredictionError(403, "only the dashboard's own pages may send this request")
-        url = self._board.url(_id(request))
-        state = await asyncio.to_thread(self._acts[name], url)
+        url = self._service.url(_id(request))
+        state = await asyncio.to_thread(self._actions[name], url)
         return JSONResponse({"state": state})
 
 
-async def _answer(work: Callable[[], Any]) -> Response:
+async def _run_in_thread(work: Callable[[], Any]) -> Response:
     """Run `work` in a thread, as folders may be remote, and return its result as JSON."""
     return JSONResponse(_plain(await asyncio.to_thread(work)))
 

@@ -31,9 +31,9 @@ from headway.storage.base import Entry
 
 log = logging.getLogger("headway.ui")
 
-_AGAIN_S: Final = 15.0
-_FOLDERS_AT_ONCE: Final = 16  # a run in a bucket takes several round trips
-_A_BATCH: Final = 100  # record found runs in the index in batches of this size
+_RESCAN_S: Final = 15.0
+_PARALLEL_FOLDERS: Final = 16  # a run in a bucket takes several round trips
+_BATCH_SIZE: Final = 100  # record found runs in the index in batches of this size
 
 
 class FolderScanner:
@@ -43,45 +43,45 @@ class FolderScanner:
         self._ledger = ledger
         self._roots = [open_store(each) for each in outputs]
         self._seen: set[str] = set()
-        self.looking = {root.url for root in self._roots}  # not scanned completely yet
-        self._over = threading.Event()
+        self.scanning = {root.url for root in self._roots}  # not scanned completely yet
+        self._closed = threading.Event()
 
     def start(self) -> None:
         """Start the background scan. Raises at once if an output folder cannot be listed."""
         for root in self._roots:
             next(iter(subfolders(root)), None)
         if self._roots:
-            threading.Thread(target=self._watch, name="headway-places", daemon=True).start()
+            threading.Thread(target=self._scan_loop, name="headway-places", daemon=True).start()
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
 
-    def look(self) -> int:
+    def scan_now(self) -> int:
         """Scan all folders once; return the number of new runs."""
-        return sum(map(self._look, range(len(self._roots))))
+        return sum(map(self._scan_root, range(len(self._roots))))
 
-    def _look(self, number: int) -> int:
+    def _scan_root(self, number: int) -> int:
         root = self._roots[number]
         fresh = [url for name in subfolders(root) if (url := join(root.url, name)) not in self._seen]
         found = 0
-        with ThreadPoolExecutor(_FOLDERS_AT_ONCE) as pool:
-            for start in range(0, len(fresh), _A_BATCH):
-                batch = fresh[start : start + _A_BATCH]
+        with ThreadPoolExecutor(_PARALLEL_FOLDERS) as pool:
+            for start in range(0, len(fresh), _BATCH_SIZE):
+                batch = fresh[start : start + _BATCH_SIZE]
                 rows = pool.map(lambda url: row_of(RunFolder(open_store(url))), batch)
                 known = [row for row in rows if row is not None]
                 self._ledger.record(*known)
                 self._seen.update(row.url for row in known)  # an incomplete folder is scanned again
                 found += len(known)
-        self.looking.discard(root.url)
+        self.scanning.discard(root.url)
         return found
 
-    def _watch(self) -> None:
+    def _scan_loop(self) -> None:
         while True:
             try:
-                self.look()
+                self.scan_now()
             except (HeadwayError, OSError) as error:  # briefly unreachable: log it, and retry
                 log.warning("%s", error)
-            if self._over.wait(_AGAIN_S):
+            if self._closed.wait(_RESCAN_S):
                 return
 
 
@@ -103,14 +103,14 @@ class RecordCache:
     def store(self, url: str) -> Store:
         return CachedStore(open_store(url), self)
 
-    def recall(self, url: str, key: str) -> bytes | None:
+    def get(self, url: str, key: str) -> bytes | None:
         with self._lock:
             found = self._known.get((url, key))
             if found is not None:
                 self._known.move_to_end((url, key))
             return found
 
-    def keep(self, url: str, key: str, body: bytes) -> None:
+    def put(self, url: str, key: str, body: bytes) -> None:
         with self._lock:
             if (url, key) not in self._known:
                 self._known[url, key] = body
@@ -122,17 +122,17 @@ class RecordCache:
 class CachedStore:
     """A store that reads each segment once. Everything else is read anew."""
 
-    def __init__(self, store: Store, memory: RecordCache) -> None:
-        self._store, self._memory = store, memory
+    def __init__(self, store: Store, cache: RecordCache) -> None:
+        self._store, self._cache = store, cache
         self.url = store.url
 
     def read(self, key: str, span: tuple[int, int] | None = None) -> bytes:
         if span is not None or not _SEGMENT.fullmatch(key):
             return self._store.read(key, span)
-        found = self._memory.recall(self.url, key)
+        found = self._cache.get(self.url, key)
         if found is None:
             found = self._store.read(key)
-            self._memory.keep(self.url, key, found)
+            self._cache.put(self.url, key, found)
         return found
 
     def write(self, key: str, body: bytes | bytearray | memoryview | Path, *, when: str | None = None) -> str:
@@ -148,8 +148,8 @@ class CachedStore:
         self._store.delete(key)
 
 
-_RUNS_AT_ONCE = 8
-_FRESH_S = 2.0  # how long the state of a live run is cached
+_PARALLEL_RUNS = 8
+_CACHE_S = 2.0  # how long the state of a live run is cached
 
 
 def run_id(url: str) -> str:
@@ -158,7 +158,7 @@ def run_id(url: str) -> str:
 
 
 @dataclass(slots=True)
-class _Known:
+class _CachedSummary:
     """Cached summary of a run. That of an ended run is not read again."""
 
     seen: float = 0.0
@@ -169,11 +169,11 @@ class _Known:
 class RunService:
     """Reads runs for the pages. Never changes a run."""
 
-    def __init__(self, ledger: RunIndex | None = None, places: FolderScanner | None = None) -> None:
+    def __init__(self, ledger: RunIndex | None = None, scanner: FolderScanner | None = None) -> None:
         self._ledger = ledger or RunIndex()
-        self._places = places
-        self._memory = RecordCache()
-        self._known: dict[str, _Known] = {}
+        self._scanner = scanner
+        self._cache = RecordCache()
+        self._summaries: dict[str, _CachedSummary] = {}
         self._urls: dict[str, str] = {}
         self._metrics: dict[str, Metrics] = {}
         self._lock = Lock()
@@ -183,21 +183,21 @@ class RunService:
         total, rows = self._ledger.page(query.split(), offset=offset, limit=limit)
         with self._lock:
             self._urls.update((run_id(row.url), row.url) for row in rows)
-        with ThreadPoolExecutor(_RUNS_AT_ONCE) as pool:  # a round trip each if the folder is in a bucket
+        with ThreadPoolExecutor(_PARALLEL_RUNS) as pool:  # a round trip each if the folder is in a bucket
             runs = list(pool.map(self._summary, rows))
-        return {"total": total, "runs": runs, "looking": sorted(self._places.looking) if self._places else []}
+        return {"total": total, "runs": runs, "looking": sorted(self._scanner.scanning) if self._scanner else []}
 
     def _summary(self, row: RunRow) -> dict[str, Any]:
         base = {"id": run_id(row.url), "name": row.name, "url": row.url, "target": row.target, "job": row.job,
                 "created": row.created, "state": row.state}  # fmt: skip
-        known = self._known.setdefault(row.url, _Known())
+        known = self._summaries.setdefault(row.url, _CachedSummary())
         resumed = known.ended and row.state != known.facts.get("state")  # according to the index
-        if resumed or (not known.ended and time.monotonic() - known.seen > _FRESH_S):
-            known.facts = self._looked_at(row)
+        if resumed or (not known.ended and time.monotonic() - known.seen > _CACHE_S):
+            known.facts = self._read_summary(row)
             known.seen, known.ended = time.monotonic(), known.facts.get("ended", False)
         return {**base, **known.facts}
 
-    def _looked_at(self, row: RunRow) -> dict[str, Any]:
+    def _read_summary(self, row: RunRow) -> dict[str, Any]:
         try:
             folder = RunFolder(open_store(row.url))
             state = _state(row)
@@ -233,7 +233,7 @@ class RunService:
         return found
 
     def folder(self, id_: str) -> RunFolder:
-        return RunFolder(self._memory.store(self.url(id_)))
+        return RunFolder(self._cache.store(self.url(id_)))
 
     def details(self, id_: str) -> dict[str, Any]:
         folder = self.folder(id_)

@@ -41,7 +41,7 @@ def sparkline(values: Sequence[float], width: int, *, marks: str = BLOCKS) -> st
     """
     if width <= 0 or not len(values):
         return ""
-    means = thinned(values, width)
+    means = downsample(values, width)
     known = [mean for mean in means if mean is not None]
     if not known:
         return " " * len(means)
@@ -58,12 +58,12 @@ def sparkline(values: Sequence[float], width: int, *, marks: str = BLOCKS) -> st
     return "".join(map(mark, means))
 
 
-def thinned(values: Sequence[float], most: int) -> list[float | None]:
-    """Return the mean of each of at most `most` bins of equal length; None for a bin without finite values."""
-    return [_mean(values[start:stop]) for start, stop in _stretches(len(values), most)] if len(values) else []
+def downsample(values: Sequence[float], max_points: int) -> list[float | None]:
+    """Return the mean of each of at most `max_points` bins of equal length; None for a bin without finite values."""
+    return [_mean(values[start:stop]) for start, stop in _bin_edges(len(values), max_points)] if len(values) else []
 
 
-def _stretches(count: int, width: int) -> list[tuple[int, int]]:
+def _bin_edges(count: int, width: int) -> list[tuple[int, int]]:
     parts = min(count, width)
     edges = [n * count // parts for n in range(parts + 1)]
     return list(pairwise(edges))
@@ -77,8 +77,8 @@ def _mean(values: Sequence[float]) -> float | None:
 # Polling a run: its folder, and its target's status
 
 
-NEAR_S, FAR_S = 1.0, 5.0  # between reads of a local folder, and of a remote one
-_WIDEST: Final = 512
+LOCAL_POLL_S, REMOTE_POLL_S = 1.0, 5.0  # between reads of a local folder, and of a remote one
+_MAX_WIDTH: Final = 512
 _FIRST: Final = ("loss", "score")  # metrics shown first
 
 
@@ -94,7 +94,7 @@ class Series:
     @classmethod
     def of(cls, values: Sequence[float]) -> Series:
         finite = [value for value in values if math.isfinite(value)] or [math.nan]
-        thin = (math.nan if mean is None else mean for mean in thinned(values, _WIDEST))
+        thin = (math.nan if mean is None else mean for mean in downsample(values, _MAX_WIDTH))
         return cls(values=tuple(thin), last=values[-1], least=min(finite), most=max(finite))
 
 
@@ -102,7 +102,7 @@ class Series:
 class RunSnapshot:
     """State of a run at one moment.
 
-    `trouble` is why a read failed; the values are then those of the last successful one.
+    `error` is why a read failed; the values are then those of the last successful one.
     """
 
     run: str
@@ -115,7 +115,7 @@ class RunSnapshot:
     budget_s: float | None = None
     spent_usd: float | None = None
     budget_usd: float | None = None
-    trouble: str = ""
+    error: str = ""
 
 
 class RunPoller:
@@ -124,29 +124,29 @@ class RunPoller:
     def __init__(self, launched: RunHandle, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._launched, self._clock = launched, clock
         self._folder = launched.folder
-        self._every_s = FAR_S if local_path(launched.url) is None else NEAR_S
-        self._curves, self._traces = Curves(self._folder), dict[str, Series]()
+        self._every_s = REMOTE_POLL_S if local_path(launched.url) is None else LOCAL_POLL_S
+        self._curves, self._series = Curves(self._folder), dict[str, Series]()
         self._plan: Any = None
-        self._looked = -self._every_s
+        self._polled_at = -self._every_s
         self.view = RunSnapshot(run=launched.run, target=launched.handle.target, url=launched.url)
 
-    def look(self, *, now: bool = False) -> RunSnapshot:
+    def poll(self, *, now: bool = False) -> RunSnapshot:
         """Return the newest snapshot. With `now`, read again even if the last one is recent."""
-        if now or self._clock() - self._looked >= self._every_s:
+        if now or self._clock() - self._polled_at >= self._every_s:
             try:
-                self.view = self._seen()
+                self.view = self._read()
             except (HeadwayError, ValueError) as error:  # the store is briefly unreachable: show it, and retry
-                self.view = _troubled(self.view, str(error).splitlines()[0])
-            self._looked = self._clock()
+                self.view = _with_error(self.view, str(error).splitlines()[0])
+            self._polled_at = self._clock()
         return self.view
 
-    def _seen(self) -> RunSnapshot:
+    def _read(self) -> RunSnapshot:
         self._plan = self._plan or self._folder.plan()
         status = self._launched.target.status(self._launched.handle)
         progress = self._folder.progress() or {}
         if self._curves.refresh():
             named = ((name, self._curves[name].values) for name in ordered(self._curves.names))
-            self._traces = {name: Series.of(values) for name, values in named if values}
+            self._series = {name: Series.of(values) for name, values in named if values}
         seconds = spent_s(self._folder, progress)
         return RunSnapshot(
             run=self._launched.run,
@@ -154,7 +154,7 @@ class RunPoller:
             url=self._launched.url,
             status=status,
             progress=progress,
-            curves=self._traces,
+            curves=self._series,
             spent_s=seconds,
             budget_s=self._plan.limits.budget_s,
             spent_usd=spent_usd(self._plan, seconds),
@@ -167,13 +167,13 @@ def ordered(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
 
 
-def _troubled(view: RunSnapshot, trouble: str) -> RunSnapshot:
-    return replace(view, trouble=trouble)
+def _with_error(view: RunSnapshot, trouble: str) -> RunSnapshot:
+    return replace(view, error=trouble)
 
 
 STATES = {"running": "bold blue", "finished": "bold green", "failed": "bold red", "lost": "bold red"}
 _AROUND = 9  # lines that are neither curves nor log: frame, head, bar, money, titles
-_FEWEST_LOGS = 3
+_MIN_LOG_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,25 +181,25 @@ class Screen:
     """A snapshot and the last log lines, drawn to fit: curves first, log lines in the remaining space."""
 
     view: RunSnapshot
-    words: Sequence[LogLine]
+    log_lines: Sequence[LogLine]
     hint: str = ""
-    most_words: int | None = None  # default: as many as fit
+    max_log_lines: int | None = None  # default: as many as fit
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width, height = options.max_width - 4, options.height or console.height
         marks = PLAIN if options.ascii_only else BLOCKS
-        room = max(1, height - _AROUND - _FEWEST_LOGS)
+        room = max(1, height - _AROUND - _MIN_LOG_LINES)
         shown = list(self.view.curves.items())[:room]
-        left = max(_FEWEST_LOGS, height - _AROUND - max(1, len(shown)))
+        left = max(_MIN_LOG_LINES, height - _AROUND - max(1, len(shown)))
         body: list[RenderableType] = [
             _bar(self.view, width),
             Text(money(self.view), no_wrap=True, overflow="ellipsis"),
             Text(""),
             _curves(shown, width, marks) if shown else Text("no curves yet", style="dim"),
             Text(""),
-            *_lines(list(self.words)[-min(left, left if self.most_words is None else self.most_words) :]),
+            *_lines(list(self.log_lines)[-min(left, left if self.max_log_lines is None else self.max_log_lines) :]),
         ]
-        hint = self.view.trouble or self.hint
+        hint = self.view.error or self.hint
         yield Panel(Group(*body), title=_head(self.view), subtitle=Text(hint, style="dim"), title_align="left")
 
 

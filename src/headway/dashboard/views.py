@@ -19,7 +19,7 @@ from headway.rundir.layout import RunFolder, Segment, checkpoint_folder, parse_l
 # Checkpoints
 
 
-_SPAN: Final = 8 << 20
+_READ_BYTES: Final = 8 << 20
 
 
 def checkpoints(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -39,11 +39,11 @@ def verified(folder: RunFolder, step: int) -> dict[str, Any]:
     """Read a whole checkpoint and compare it with its manifest. `wrong` is empty if it is intact."""
     began = time.monotonic()
     place = checkpoint_folder(step)
-    wrong = list(_wrong(folder, place))
+    wrong = list(_checkpoint_problem(folder, place))
     return {"step": step, "wrong": wrong, "seconds": round(time.monotonic() - began, 3)}
 
 
-def _wrong(folder: RunFolder, place: str) -> Iterator[str]:
+def _checkpoint_problem(folder: RunFolder, place: str) -> Iterator[str]:
     from headway.training.checkpoint.serialization import CheckpointDamaged, verify_checksum
 
     try:
@@ -69,8 +69,8 @@ def _wrong(folder: RunFolder, place: str) -> Iterator[str]:
 
 def _sha256(folder: RunFolder, key: str, size: int) -> str:
     digest = hashlib.sha256()
-    for start in range(0, size, _SPAN):
-        digest.update(folder.store.read(key, (start, min(size, start + _SPAN))))
+    for start in range(0, size, _READ_BYTES):
+        digest.update(folder.store.read(key, (start, min(size, start + _READ_BYTES))))
     return digest.hexdigest()
 
 
@@ -126,7 +126,7 @@ class Metrics:
         """
         with self._curves.lock:
             steps, values = self._part(name, low, high)
-        keep = thinned(values, points)
+        keep = downsample(values, points)
         shown = [value if np.isfinite(value) else None for value in values[keep].tolist()]
         return {"steps": steps[keep].tolist(), "values": shown, "total": len(steps)}
 
@@ -141,7 +141,7 @@ class Metrics:
         return steps[first:last].copy(), values[first:last].copy()
 
 
-def thinned(values: NDArray[np.float64], points: int) -> NDArray[np.int64]:
+def downsample(values: NDArray[np.float64], points: int) -> NDArray[np.int64]:
     """Return the indices to draw: both ends, and the minimum and maximum of each bin, in order."""
     count = len(values)
     if count <= points:

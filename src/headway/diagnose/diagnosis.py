@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from headway.rundir.layout import RunFolder
 
 
-# Match lines that a run or a tool printed against known failures: cause, evidence and fix. Pure.
+# Failure rules
 
 
-LONGEST_LINE = 500  # characters of evidence shown
-LONGEST_READ = 1500  # characters matched per line: some patterns take quadratic time
+MAX_EVIDENCE = 500  # characters of evidence shown
+MAX_LINE = 1500  # characters matched per line: some patterns take quadratic time
 _MODULES = ("cloud", "cluster", "memory", "devices", "network", "data", "code", "end")  # most reliable first
 
 
@@ -56,7 +56,7 @@ class _Facts(dict[str, str]):
 
 
 @lru_cache(maxsize=1)
-def catalogue() -> tuple[FailureRule, ...]:
+def failure_rules() -> tuple[FailureRule, ...]:
     """Return all failure rules, in the order in which they are tried."""
     found: list[FailureRule] = []
     for module in _MODULES:
@@ -69,36 +69,36 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
-def diagnose(lines: Sequence[str], facts: Mapping[str, str] | None = None) -> RuleMatch | None:
+def match_rules(lines: Sequence[str], facts: Mapping[str, str] | None = None) -> RuleMatch | None:
     """Return the diagnosis of the first rule that matches any line; its evidence is the last such line."""
-    lines = [line[:LONGEST_READ] for line in lines]
-    for known in catalogue():
-        pattern = _compiled(known.pattern)
+    lines = [line[:MAX_LINE] for line in lines]
+    for rule in failure_rules():
+        pattern = _compiled(rule.pattern)
         for line in reversed(lines):
-            found = pattern.search(line)
-            if found:
-                groups = {key: value for key, value in found.groupdict().items() if value is not None}
-                return _filled(known, line, {**(facts or {}), **groups})
+            match = pattern.search(line)
+            if match:
+                groups = {key: value for key, value in match.groupdict().items() if value is not None}
+                return _fill_rule(rule, line, {**(facts or {}), **groups})
     return None
 
 
-def _filled(known: FailureRule, line: str, values: Mapping[str, str]) -> RuleMatch:
-    words = _Facts({"again": again(UNKNOWN), **values})
+def _fill_rule(rule: FailureRule, line: str, values: Mapping[str, str]) -> RuleMatch:
+    facts = _Facts({"again": again(UNKNOWN), **values})
     return RuleMatch(
-        name=known.name,
-        cause=known.cause.format_map(words),
-        evidence=line.strip()[:LONGEST_LINE],
-        fix=known.fix.format_map(words),
+        name=rule.name,
+        cause=rule.cause.format_map(facts),
+        evidence=line.strip()[:MAX_EVIDENCE],
+        fix=rule.fix.format_map(facts),
     )
 
 
-def last_words(lines: Iterable[str], count: int = 12) -> list[str]:
+def last_lines(lines: Iterable[str], count: int = 12) -> list[str]:
     """Return the last non-empty lines, for a failure that no rule matches."""
     return [line for line in lines if line.strip()][-count:]
 
 
-LINES, NEAR = 400, 60  # lines of a rank's log, from its end
-SHOWN = 12
+TAIL_LINES, NEAR_END_LINES = 400, 60  # lines of a rank's log, from its end
+SHOWN_LINES = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,82 +115,82 @@ class Diagnosis:
     lines: tuple[str, ...] = ()  # the last lines of its log
 
 
-def why(hold: RunHandle, status: Status, *, rank: int | None = None) -> Diagnosis:
+def diagnose_run(run: RunHandle, status: Status, *, rank: int | None = None) -> Diagnosis:
     """Return the cause, if a rule matches.
 
     Otherwise return the last lines of the first rank that failed, and of no other.
     """
-    folder = hold.folder
+    folder = run.folder
     if status.state in (State.FINISHED, State.RUNNING):
-        return Diagnosis(run=hold.run, state=status.state.value)
+        return Diagnosis(run=run.run, state=status.state.value)
     if status.state is State.PENDING:  # it may be waiting for something that never comes
-        return _named(hold, status, [*_target_says(hold), status.reason], None, ())
-    events = _events(folder)
-    first = _first_failed(events) if rank is None else rank
-    lines = _words_of(folder, events, first)
-    says, told = _target_says(hold), [*_ending(events), status.reason]
+        return _diagnosis(run, status, [*_target_messages(run), status.reason], None, ())
+    events = _read_events(folder)
+    first = _first_failed_rank(events) if rank is None else rank
+    lines = _rank_output(folder, events, first)
+    target_says, supervisor_says = _target_messages(run), [*_end_messages(events), status.reason]
     # The last lines are closest to the cause; earlier warnings are searched only if those match no rule. If a rank
     # failed, its own output comes before the target's evidence, which may be about the start long before.
-    near = [*lines[-NEAR:], *told, *(says if first is None else ())]
-    far = [*_supervisor(folder), *lines, *says, *told]
-    return _named(hold, status, near, first, tuple(last_words(lines, SHOWN)), otherwise=far)
+    near = [*lines[-NEAR_END_LINES:], *supervisor_says, *(target_says if first is None else ())]
+    far = [*_supervisor_log(folder), *lines, *target_says, *supervisor_says]
+    return _diagnosis(run, status, near, first, tuple(last_lines(lines, SHOWN_LINES)), more_evidence=far)
 
 
-def _named(
-    hold: RunHandle,
+def _diagnosis(
+    run: RunHandle,
     status: Status,
     evidence: list[str],
     rank: int | None,
-    words: tuple[str, ...],
-    otherwise: list[str] | None = None,
+    tail: tuple[str, ...],
+    more_evidence: list[str] | None = None,
 ) -> Diagnosis:
-    known_facts = facts(hold)
-    found = diagnose(evidence, known_facts) or diagnose(otherwise or [], known_facts)
-    known = {} if found is None else {"name": found.name, "cause": found.cause, "evidence": found.evidence}
+    known_facts = run_facts(run)
+    match = match_rules(evidence, known_facts) or match_rules(more_evidence or [], known_facts)
+    fields = {} if match is None else {"name": match.name, "cause": match.cause, "evidence": match.evidence}
     return Diagnosis(
-        run=hold.run,
+        run=run.run,
         state=status.state.value,
         rank=rank,
-        lines=words,
-        fix="" if found is None else found.fix,
-        **known,
+        lines=tail,
+        fix="" if match is None else match.fix,
+        **fields,
     )
 
 
-def facts(hold: RunHandle) -> dict[str, str]:
+def run_facts(run: RunHandle) -> dict[str, str]:
     """Return facts about the run, to fill into suggested commands."""
-    known = {"run": hold.run, "target": hold.handle.target}
+    result = {"run": run.run, "target": run.handle.target}
     try:
-        return known | _of_plan(hold.folder.plan())
+        return result | _plan_facts(run.folder.plan())
     except HeadwayError:  # damaged: the commands keep their placeholders in capitals
-        return known
+        return result
 
 
-def _of_plan(plan: Plan) -> dict[str, str]:
+def _plan_facts(plan: Plan) -> dict[str, str]:
     options: Mapping[str, Any] = plan.options
     named = ("project", "region", "namespace", "service_account", "cluster", "location")
-    known = {key: str(options[key]) for key in named if options.get(key)}
-    known["again"] = again(kind_of(plan))
+    result = {key: str(options[key]) for key in named if options.get(key)}
+    result["again"] = again(kind_of(plan))
     outputs = str(plan.job.get("outputs", ""))
     if "://" in outputs:
-        known["bucket"] = outputs.partition("://")[2].partition("/")[0]
+        result["bucket"] = outputs.partition("://")[2].partition("/")[0]
     accelerator = (plan.job.get("resources") or {}).get("accelerator")
     if accelerator:
-        known["accelerator"] = accelerator if isinstance(accelerator, str) else str(accelerator["kind"])
+        result["accelerator"] = accelerator if isinstance(accelerator, str) else str(accelerator["kind"])
     repository = (plan.job.get("image") or {}).get("repository") or ""
     if repository.count("/") >= 2:
-        known["repository"] = repository.split("/")[2]
-    return known
+        result["repository"] = repository.split("/")[2]
+    return result
 
 
-def _events(folder: RunFolder) -> list[dict[str, Any]]:
+def _read_events(folder: RunFolder) -> list[dict[str, Any]]:
     try:
         return folder.events()
     except (HeadwayError, ValueError):  # a damaged segment must not hide the other evidence
         return []
 
 
-def _first_failed(events: list[dict[str, Any]]) -> int | None:
+def _first_failed_rank(events: list[dict[str, Any]]) -> int | None:
     """Return the first rank that failed in the newest attempt: the one marked first, or else the first recorded."""
     exits = [event for event in events if event.get("kind") == "rank_exit"]
     newest = max((event["attempt"] for event in exits), default=0)
@@ -199,11 +199,11 @@ def _first_failed(events: list[dict[str, Any]]) -> int | None:
     return None if chosen is None else int(chosen.get("rank", 0))
 
 
-def _words_of(folder: RunFolder, events: list[dict[str, Any]], rank: int | None) -> list[str]:
+def _rank_output(folder: RunFolder, events: list[dict[str, Any]], rank: int | None) -> list[str]:
     """Return the last lines of the rank's log, or else the lines that the supervisor recorded when the rank exited."""
     if rank is None:
         return []
-    noted = [
+    recorded = [
         list(map(str, event.get("lines") or ()))
         for event in events
         if event.get("kind") == "rank_exit" and event.get("rank") == rank
@@ -212,31 +212,31 @@ def _words_of(folder: RunFolder, events: list[dict[str, Any]], rank: int | None)
         logged = [line.text for line in folder.log_lines(rank)]
     except HeadwayError:
         logged = []
-    return list(islice(logged, max(0, len(logged) - LINES), None)) or (noted[-1] if noted else [])
+    return list(islice(logged, max(0, len(logged) - TAIL_LINES), None)) or (recorded[-1] if recorded else [])
 
 
-def _ending(events: list[dict[str, Any]]) -> list[str]:
+def _end_messages(events: list[dict[str, Any]]) -> list[str]:
     """Return the supervisor's account of the end, oldest first. It is searched after the rank's own output."""
-    told = [event for event in events if event.get("kind") in ("ended", "rank_exit", "failed", "logger_failed")]
-    reasons = [str(event.get("reason") or event.get("error") or "") for event in told]
-    killed = [f"rank {event.get('rank')} ended by {event['signal']}" for event in told if event.get("signal")]
-    codes = [f"rank {event.get('rank')} exited with {event['code']}" for event in told if event.get("code") == 137]
+    relevant = [event for event in events if event.get("kind") in ("ended", "rank_exit", "failed", "logger_failed")]
+    reasons = [str(event.get("reason") or event.get("error") or "") for event in relevant]
+    killed = [f"rank {event.get('rank')} ended by {event['signal']}" for event in relevant if event.get("signal")]
+    codes = [f"rank {event.get('rank')} exited with {event['code']}" for event in relevant if event.get("code") == 137]
     return [*killed, *codes, *filter(None, reasons)]
 
 
-def _supervisor(folder: RunFolder) -> list[str]:
+def _supervisor_log(folder: RunFolder) -> list[str]:
     try:
-        return [line.text for line in folder.log_lines(SUPERVISOR)][-LINES:]
+        return [line.text for line in folder.log_lines(SUPERVISOR)][-TAIL_LINES:]
     except HeadwayError:
         return []
 
 
-def _target_says(hold: RunHandle) -> list[str]:
+def _target_messages(run: RunHandle) -> list[str]:
     """Return the target's own evidence, if it offers any: pod events, a job's error."""
-    ask = getattr(hold.target, "evidence", None)
+    ask = getattr(run.target, "evidence", None)
     if ask is None:
         return []
     try:
-        return [str(line) for line in ask(hold.handle)]
+        return [str(line) for line in ask(run.handle)]
     except HeadwayError:  # gone or unreachable, as the status says: not the cause of the run's end
         return []

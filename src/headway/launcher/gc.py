@@ -27,9 +27,9 @@ from headway.storage import local_path, open_store
 if TYPE_CHECKING:
     from headway.spec import Job
 
-LOOKED_AT = 200  # newest runs in the index whose targets are searched too
-ORPHAN, LIVE, UNKNOWN, NOT_YOURS = "orphan", "live", "unknown", "not yours"
-Say = Callable[[str], None]
+GC_KINDS = 200  # newest runs in the index whose targets are searched too
+ORPHAN, LIVE, UNKNOWN, OTHER_OWNER = "orphan", "live", "unknown", "not yours"
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,16 +45,16 @@ class TargetRef:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class FoundResource:
     """A labelled resource found on a target, and the verdict on it."""
 
-    place: TargetRef
+    target_ref: TargetRef
     handle: Handle
     verdict: str  # orphan, live, unknown or not yours
-    why: str
+    reason: str
 
 
-def places(job: Job | None, *, on: str | None = None, ledger: RunIndex | None = None) -> list[TargetRef]:
+def target_refs(job: Job | None, *, on: str | None = None, ledger: RunIndex | None = None) -> list[TargetRef]:
     """List the targets to search: one by name; or those of the job file and of recent runs, and this machine."""
     if on is not None:
         kind, options = (job.targets[on].kind, job.targets[on].options) if job and on in job.targets else (on, {})
@@ -62,8 +62,8 @@ def places(job: Job | None, *, on: str | None = None, ledger: RunIndex | None = 
     found = [TargetRef(name="local", kind="local", options={})]
     if job is not None:
         found += [TargetRef(name=name, kind=entry.kind, options=entry.options) for name, entry in job.targets.items()]
-    found += list(_of_runs(ledger or RunIndex()))
-    found += list(_of_rentals())
+    found += list(_refs_of_runs(ledger or RunIndex()))
+    found += list(_refs_of_rentals())
     return list({(each.kind, _identity(each)): each for each in reversed(found)}.values())[::-1]
 
 
@@ -71,9 +71,9 @@ def _identity(place: TargetRef) -> str:
     return json.dumps(dict(place.options), sort_keys=True, default=str) if place.kind != "local" else ""
 
 
-def _of_runs(ledger: RunIndex) -> Iterable[TargetRef]:
+def _refs_of_runs(ledger: RunIndex) -> Iterable[TargetRef]:
     """Yield the targets of runs not known to have finished: no job file here may name them any more."""
-    for row in ledger.rows(limit=LOOKED_AT):
+    for row in ledger.rows(limit=GC_KINDS):
         if row.state in (State.FINISHED.value, "gone"):
             continue
         try:
@@ -83,7 +83,7 @@ def _of_runs(ledger: RunIndex) -> Iterable[TargetRef]:
         yield TargetRef(name=str(known["target"]), kind=str(known["kind"]), options=known["options"])
 
 
-def _of_rentals() -> Iterable[TargetRef]:
+def _refs_of_rentals() -> Iterable[TargetRef]:
     """Yield the targets of recorded rented machines: billed even if their run has finished or its folder is gone."""
     from headway.targets.ssh.rental import Records
 
@@ -97,7 +97,7 @@ def _of_rentals() -> Iterable[TargetRef]:
         yield TargetRef(name=rental.target, kind="ssh", options=options)
 
 
-def unseen_rentals(found: Iterable[Found]) -> list[str]:
+def unlisted_rentals(found: Iterable[FoundResource]) -> list[str]:
     """List recorded rented machines whose target was not searched or gave no verdict."""
     from headway.targets.ssh.rental import Records
 
@@ -106,17 +106,17 @@ def unseen_rentals(found: Iterable[Found]) -> list[str]:
     return [f"{rental.run}: machine {', '.join(rental.ids) or 'of unknown id'}" for rental in rentals]
 
 
-def once(found: Iterable[Found]) -> list[Found]:
+def deduplicate(found: Iterable[FoundResource]) -> list[FoundResource]:
     """Remove duplicates: every renting target finds a recorded machine; prefer the target that rented it."""
-    chosen: dict[object, Found] = {}
+    chosen: dict[object, FoundResource] = {}
     for number, each in enumerate(found):
         key: object = each.handle.url if each.handle.details.get("rented") else number
-        if key not in chosen or (each.place.name == each.handle.target != chosen[key].place.name):
+        if key not in chosen or (each.target_ref.name == each.handle.target != chosen[key].target_ref.name):
             chosen[key] = each
     return list(chosen.values())
 
 
-def look(place: TargetRef, *, say: Say = lambda text: None, patience_s: float = lease.STALE_S) -> list[Found]:
+def look(place: TargetRef, *, say: Log = lambda text: None, patience_s: float = lease.STALE_S) -> list[FoundResource]:
     """List everything on the target that carries our label, each with a verdict. Raises what the target raises.
 
     Other owners' resources are NOT_YOURS. A resource without an owner (made by an older Headway) is an orphan only if
@@ -125,17 +125,17 @@ def look(place: TargetRef, *, say: Say = lambda text: None, patience_s: float = 
     """
     target = place.build()
     us, judged = owner_id(), []
-    for handle in _one_a_run(target.found(), us):
+    for handle in _one_per_run(target.found(), us):
         whose = str(handle.details.get("owner", ""))
         if whose and whose != us:
-            verdict, why = NOT_YOURS, f"owned by {handle.details.get('owner_name') or 'another user'}"
+            verdict, why = OTHER_OWNER, f"owned by {handle.details.get('owner_name') or 'another user'}"
         else:
-            verdict, why = _verdict(target, handle, say, patience_s)
-        judged.append(Found(place=place, handle=handle, verdict=verdict, why=why))
+            verdict, why = _classify(target, handle, say, patience_s)
+        judged.append(FoundResource(target_ref=place, handle=handle, verdict=verdict, reason=why))
     return judged
 
 
-def _one_a_run(handles: list[Handle], us: str) -> list[Handle]:
+def _one_per_run(handles: list[Handle], us: str) -> list[Handle]:
     """Keep one handle per run, the least ours if several people have started it: teardown is all or nothing."""
     strangeness = {us: 0, "": 1}
     ranked = sorted(handles, key=lambda handle: strangeness.get(str(handle.details.get("owner", "")), 2))
@@ -143,18 +143,18 @@ def _one_a_run(handles: list[Handle], us: str) -> list[Handle]:
     return [chosen[url] for url in sorted(chosen)]
 
 
-def _verdict(target: Target, handle: Handle, say: Say, patience_s: float) -> tuple[str, str]:
+def _classify(target: Target, handle: Handle, say: Log, patience_s: float) -> tuple[str, str]:
     """Classify a resource that is ours or has no owner."""
     ours = bool(handle.details.get("owner"))
     try:
         status = target.status(handle)
         said = read_status_inputs(folder_of(handle)).end is not None
     except (UnknownRun, NotThere):
-        return _without_a_folder(handle)
+        return _classify_without_folder(handle)
     except StoreError as error:  # an unreachable bucket says nothing about the run
         return UNKNOWN, f"its folder cannot be read: {error.problem.what}"
     if not status.state.ended:
-        return _of_a_live_one(handle, status, say, patience_s if ours else None)
+        return _classify_live(handle, status, say, patience_s if ours else None)
     until = kept_until(folder_of(handle))
     if until is not None:
         return LIVE, f"kept after a failure until {time.strftime('%H:%M', time.localtime(until))}"
@@ -163,7 +163,7 @@ def _verdict(target: Target, handle: Handle, say: Say, patience_s: float) -> tup
     return ORPHAN, f"its run is {status.state.value}"
 
 
-def _without_a_folder(handle: Handle) -> tuple[str, str]:
+def _classify_without_folder(handle: Handle) -> tuple[str, str]:
     """Classify a resource without a visible run folder: deleted, or not mounted here, or on another machine."""
     path, host = local_path(handle.url), str(handle.details.get("owner_name", "")).rpartition("@")[2]
     if not handle.details.get("owner"):
@@ -175,17 +175,17 @@ def _without_a_folder(handle: Handle) -> tuple[str, str]:
     return ORPHAN, "its run folder no longer exists"
 
 
-def _of_a_live_one(handle: Handle, status: Status, say: Say, patience_s: float | None) -> tuple[str, str]:
+def _classify_live(handle: Handle, status: Status, say: Log, patience_s: float | None) -> tuple[str, str]:
     """Classify a running resource: live, even past its expiry (our clock may be wrong) unless its lease is silent."""
-    expires = _expires(handle)
+    expires = _expires_at(handle)
     if expires is None or expires > time.time():
         return LIVE, status.state.value
-    if patience_s is not None and _silent(folder_of(handle), patience_s, say):
+    if patience_s is not None and _lease_is_silent(folder_of(handle), patience_s, say):
         return ORPHAN, "it is past its deadline and does not respond"
     return LIVE, f"{status.state.value}, but past its deadline by this machine's clock: headway down {handle.url}"
 
 
-def _silent(folder: RunFolder, patience_s: float, say: Say) -> bool:
+def _lease_is_silent(folder: RunFolder, patience_s: float, say: Log) -> bool:
     """Return whether the lease is not renewed for `patience_s` of our own clock. A queued run holds no lease."""
     record, version = lease.read(folder.store)
     if record is None or record.holder is None:
@@ -201,7 +201,7 @@ def _silent(folder: RunFolder, patience_s: float, say: Say) -> bool:
     return lease.read(folder.store)[1] == version
 
 
-def _expires(handle: Handle) -> float | None:
+def _expires_at(handle: Handle) -> float | None:
     """Return the Unix time after which it may be removed whatever its state, if the target records that."""
     try:
         return float(handle.details["expires"])
@@ -209,10 +209,10 @@ def _expires(handle: Handle) -> float | None:
         return None
 
 
-def remove(found: Found, *, say: Say, ledger: RunIndex | None = None) -> Receipt:
+def remove(found: FoundResource, *, say: Log, ledger: RunIndex | None = None) -> Receipt:
     """Take it down, and write the receipt into its run folder if there still is one."""
-    target = found.place.build()
+    target = found.target_ref.build()
     try:
-        return lifecycle.reach(found.handle.url, target=target, ledger=ledger, say=say).down()
+        return lifecycle.open_run(found.handle.url, target=target, ledger=ledger, say=say).down()
     except (UnknownRun, NotThere):
         return target.down(found.handle)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from headway import targets
 from headway.core import errors
-from headway.core import plan as core_plan
 from headway.core.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
-from headway.core.plan import Plan
+from headway.core.plan import EXACT, Plan, again
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
 from headway.packaging.upload import list_code, resume_recorded, send_code, verify_plan
-from headway.pricing.estimate import learn_from
+from headway.pricing.estimate import record_run
 from headway.rundir import lease, submission, teardown
 from headway.rundir.index import RunIndex, RunRow, candidate_names, checked_name
 from headway.rundir.layout import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFolder
@@ -31,32 +30,32 @@ from headway.storage import ABSENT, join, local_path, open_store, require_condit
 if TYPE_CHECKING:
     from headway.launcher.migrate import Migration
 
-# Hooks that run once when a run has ended, in the first client that sees it: record its duration, notify people.
+# End-of-run hooks, run once by the first client that sees the end
 
 
-def on_run_end(folder: RunFolder, say: Callable[[str], None]) -> None:
-    """Record the run for time estimates and send notifications. Never fails: errors are passed to `say`."""
+def on_run_end(folder: RunFolder, log: Callable[[str], None]) -> None:
+    """Record the run for time estimates and send notifications. Never fails: errors are passed to `log`."""
     try:
         seconds = spent_s(folder)
         plan, end = folder.plan(), read_status_inputs(folder).end
         status = end or Status(state=State.LOST, reason="it ended without reporting why")
         if status.state is State.FINISHED:
-            learn_from(folder, seconds)
-        wanted = plan.job.get("notify") or {}
-        if not any(wanted.values()):
+            record_run(folder, seconds)
+        notify_options = plan.job.get("notify") or {}
+        if not any(notify_options.values()):
             return
         from headway.rundir.notify import Notification, notify_from_client
 
-        notice = Notification.for_run(
+        notification = Notification.for_run(
             folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds)
         )
-        notify_from_client(wanted, notice, lost=end is None, log=say)
+        notify_from_client(notify_options, notification, lost=end is None, log=log)
     except HeadwayError as error:
-        say(f"could not record or announce the end of the run: {error}")
+        log(f"could not record or announce the end of the run: {error}")
 
 
-OnLine = Callable[[LogLine], None]
-Say = Callable[[str], None]
+LineCallback = Callable[[LogLine], None]
+Log = Callable[[str], None]
 EXIT_CODES = {
     State.PENDING: errors.FINISHED,  # detached: everything requested has been done
     State.RUNNING: errors.FINISHED,
@@ -68,7 +67,7 @@ EXIT_CODES = {
 }
 
 
-def _silent(text: str) -> None:
+def _no_log(text: str) -> None:
     pass
 
 
@@ -95,60 +94,62 @@ class RunHandle:
     handle: Handle
     target: Target = field(repr=False)
     ledger: RunIndex = field(repr=False)
-    say: Say = field(default=_silent, repr=False)
+    say: Log = field(default=_no_log, repr=False)
 
     @property
     def folder(self) -> RunFolder:
         return RunFolder(open_store(self.url))
 
     def status(self) -> Status:
-        """Return the current status. The first caller to see that the run has ended takes it down (see `settle`)."""
+        """Return the current status. The first to see the end takes the run down (`ensure_torn_down`)."""
         return self.outcome().status
 
     def outcome(self) -> Outcome:
-        status = self.looked_at()
-        return self._seen(status, self.settle() if status.state.ended else None)
+        status = self.current_status()
+        return self._record_outcome(status, self.ensure_torn_down() if status.state.ended else None)
 
-    def looked_at(self) -> Status:
+    def current_status(self) -> Status:
         """Return the target's status of the run, corrected if its folder was moved or is a copy of another one."""
         status = self.target.status(self.handle)
         moved, original = self._moved_from(), self._copied_from()
         if status.state is State.LOST and moved:
-            return Status(state=State.RUNNING, reason=_moved(moved))
+            return Status(state=State.RUNNING, reason=_moved_text(moved))
         if status.state is State.LOST and original:
             return Status(state=State.LOST, reason=f"this folder is a copy of {original}; no process belongs to it")
         return status
 
-    def require_in_place(self, refusal: type[HeadwayError] = TargetError) -> None:
+    def require_not_moved(self, error_type: type[HeadwayError] = TargetError) -> None:
         """Raise if the folder was moved while its run is live: a second start would split the run in two."""
         moved = self._moved_from()
         if moved:
-            raise refusal(f"{self.run} {_moved(moved)}", where=self.url, fix=_move_back(moved, self.url))
+            raise error_type(
+                f"{self.run} {_moved_text(moved)}", where=self.url, fix=_move_back_command(moved, self.url)
+            )
 
     def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
         return self.target.logs(self.handle, follow=follow, rank=rank)
 
-    def wait(self, on_line: OnLine | None = None) -> Outcome:
+    def wait(self, on_line: LineCallback | None = None) -> Outcome:
         """Follow the run to its end. Leaving early (Ctrl-C, kill -9) does not affect the run."""
         for line in self.logs(follow=True):
             if on_line is not None:
                 on_line(line)
         outcome = self.outcome()
         if not outcome.status.state.ended:  # the log is followed until nothing more is heard of the run
-            return self._seen(Status(state=State.LOST, reason=outcome.status.reason), None)
+            return self._record_outcome(Status(state=State.LOST, reason=outcome.status.reason), None)
         return outcome
 
     def stop(self, reason: str = "") -> Outcome:
         """Checkpoint, end, stay resumable: request it, wait for the plan's grace period, then use force."""
-        self.require_in_place()
+        self.require_not_moved()
         if not self.target.status(self.handle).state.ended:
-            self._ask(reason or "asked to stop")
+            self._request_stop(reason or "asked to stop")
         receipt = self.down()
-        return self._seen(self.looked_at(), receipt)
+        return self._record_outcome(self.current_status(), receipt)
 
     def down(self) -> Receipt:
         """Stop the run and remove everything it created on its target. Its folder stays, with the receipt in it."""
-        self.require_in_place()
+        self.require_not_moved()
         original = self._copied_from()
         if original:
             self.say(f"{self.run} is a copy of {original}, which is left unchanged")
@@ -157,7 +158,7 @@ class RunHandle:
             receipt = teardown.write(self.folder, receipt)
         except StoreError as error:  # teardown is what matters; the next command writes the receipt
             self.say(f"teardown.json could not be written: {error}")
-        self.ledger.update_state(self.url, self._state())
+        self.ledger.update_state(self.url, self._state_after_teardown())
         return receipt
 
     def _copied_from(self) -> str:
@@ -175,7 +176,7 @@ class RunHandle:
             return ""
         return origin if any(same_place(each.url, origin) for each in found) else ""
 
-    def _ask(self, reason: str) -> None:
+    def _request_stop(self, reason: str) -> None:
         try:
             self.folder.write_json(
                 STOP, {"by": submission.user_at_host(), "reason": reason, "at": submission.utc_now()}
@@ -183,14 +184,14 @@ class RunHandle:
         except StoreError as error:  # a full disk must not prevent a stop: `down` sends a signal too
             self.say(f"the reason for the stop could not be recorded: {error}")
 
-    def settle(self) -> Receipt | None:
+    def ensure_torn_down(self) -> Receipt | None:
         """Return the receipt of a run that has ended, taking it down now if no receipt was written.
 
         None while the run is kept after a failure, or if only another machine can take it down.
         """
-        known = teardown.complete_receipt(self.folder)
-        if known is not None:
-            return known
+        written = teardown.complete_receipt(self.folder)
+        if written is not None:
+            return written
         until = teardown.kept_until(self.folder)
         if until is not None:
             self.say(teardown.describe_kept(self.folder, until))
@@ -203,11 +204,11 @@ class RunHandle:
         on_run_end(self.folder, self.say)
         return receipt
 
-    def _seen(self, status: Status, receipt: Receipt | None) -> Outcome:
+    def _record_outcome(self, status: Status, receipt: Receipt | None) -> Outcome:
         self.ledger.update_state(self.url, status.state.value)
         return Outcome(run=self.run, status=status, receipt=receipt)
 
-    def _state(self) -> str:
+    def _state_after_teardown(self) -> str:
         try:
             return self.target.status(self.handle).state.value
         except HeadwayError as error:  # for example a damaged plan; the run has been taken down all the same
@@ -222,8 +223,8 @@ def launch(
     detach: bool = False,
     env: Mapping[str, str] | None = None,
     secrets: Sequence[str] = (),
-    on_line: OnLine | None = None,
-    say: Say = _silent,
+    on_line: LineCallback | None = None,
+    say: Log = _no_log,
     target: Target | None = None,
     ledger: RunIndex | None = None,
 ) -> RunHandle:
@@ -233,43 +234,43 @@ def launch(
     """
     target, ledger = target or targets.of_plan(plan), ledger or RunIndex()
     verify_plan(plan, target)
-    plan = _amended(plan, target, env or {}, secrets)
+    plan = _with_overrides(plan, target, env or {}, secrets)
     _check_online(plan, target)
     send_code(plan)
-    folder = _claim(plan, name, ledger)
+    folder = _claim_folder(plan, name, ledger)
     try:
-        ledger.record(_row(plan, folder, submission.record_submission(folder, plan)["created_at"]))
+        ledger.record(_index_row(plan, folder, submission.record_submission(folder, plan)["created_at"]))
         list_code(plan, folder)
         handle = target.submit(plan, folder.name)
         submission.save_handle_details(folder, handle)
     except BaseException:  # Ctrl-C too: part of the run may exist
-        _undo(folder, target, plan, ledger, say)
+        _undo_start(folder, target, plan, ledger, say)
         raise
-    hold = RunHandle(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
+    handle_on_run = RunHandle(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
     if not detach:
-        hold.wait(on_line)
-    return hold
+        handle_on_run.wait(on_line)
+    return handle_on_run
 
 
-def reach(
-    run_url: str, *, say: Say = _silent, target: Target | None = None, ledger: RunIndex | None = None
+def open_run(
+    run_url: str, *, say: Log = _no_log, target: Target | None = None, ledger: RunIndex | None = None
 ) -> RunHandle:
     """Return a handle on an existing run, from its folder alone. A damaged plan does not prevent taking it down."""
     folder = RunFolder(open_store(run_url))
-    known = submission.read(folder)
+    record = submission.read(folder)
     return RunHandle(
         run=folder.name,
         url=folder.url,
-        handle=Handle(target=known["target"], run=folder.name, url=folder.url, details=_details(folder, known)),
-        target=target or targets.build(known["kind"], known["options"]),
+        handle=Handle(target=record["target"], run=folder.name, url=folder.url, details=_details(folder, record)),
+        target=target or targets.build(record["kind"], record["options"]),
         ledger=ledger or RunIndex(),
         say=say,
     )
 
 
-def _details(folder: RunFolder, known: Mapping[str, Any]) -> dict[str, Any]:
+def _details(folder: RunFolder, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the details of the last start, with ORIGIN if they were recorded for another folder (copied or moved)."""
-    details, origin = dict(known.get("details", {})), submission.origin_url(folder, dict(known))
+    details, origin = dict(record.get("details", {})), submission.origin_url(folder, dict(record))
     return {**details, ORIGIN: origin} if origin else details
 
 
@@ -277,7 +278,7 @@ def resume(
     run_url: str,
     *,
     move: Migration | None = None,
-    say: Say = _silent,
+    say: Log = _no_log,
     target: Target | None = None,
     ledger: RunIndex | None = None,
     patience_s: float = lease.STALE_S,
@@ -293,96 +294,96 @@ def resume(
     """
     from headway.launcher import migrate
 
-    hold = reach(run_url, say=say, target=target, ledger=ledger)
-    recorded = hold.folder.plan()
-    migrate.require_here(hold.folder)
-    if _at_rest(hold, patience_s).state is State.FINISHED:
-        say(f"{hold.run} is already finished")
-        return hold
-    budgeted = lease.with_budget(recorded, hours=budget_hours, usd=budget_usd)
-    lease.require_budget_left(budgeted, lease.spent_s(hold.folder), hold.run)
-    if budgeted != recorded:  # nobody runs it now: the next attempt's supervisor is the first to read it
-        hold.folder.store.write(PLAN, budgeted.to_json().encode())
-        recorded = budgeted
+    run = open_run(run_url, say=say, target=target, ledger=ledger)
+    recorded = run.folder.plan()
+    migrate.require_not_migrated(run.folder)
+    if _require_ended(run, patience_s).state is State.FINISHED:
+        say(f"{run.run} is already finished")
+        return run
+    with_budget = lease.with_budget(recorded, hours=budget_hours, usd=budget_usd)
+    lease.require_budget_left(with_budget, lease.spent_s(run.folder), run.run)
+    if with_budget != recorded:  # nobody runs it now: the next attempt's supervisor is the first to read it
+        run.folder.store.write(PLAN, with_budget.to_json().encode())
+        recorded = with_budget
     if move is not None:
-        return _resumed_elsewhere(hold, recorded, move)
+        return _resume_on_other_target(run, recorded, move)
     # The folder may have been moved or copied since: resume where it is now.
-    plan = replace(recorded, job={**recorded.job, "outputs": hold.url.rpartition("/")[0]})
+    plan = replace(recorded, job={**recorded.job, "outputs": run.url.rpartition("/")[0]})
     send_code(plan, also_at=str(recorded.job["outputs"]))
-    _free_if_copied(hold.folder)
-    _say_how(hold, plan)
-    submission.record_resubmission(hold.folder, after=newest_attempt(hold.folder))
+    _release_copied_lease(run.folder)
+    _log_resume_kind(run, plan)
+    submission.record_resubmission(run.folder, after=newest_attempt(run.folder))
     try:
-        hold.folder.store.delete(STOP)
-        list_code(plan, hold.folder)
-        handle = hold.target.submit(plan, hold.run)
+        run.folder.store.delete(STOP)
+        list_code(plan, run.folder)
+        handle = run.target.submit(plan, run.run)
     except BaseException as error:
-        submission.record_failed_submission(hold.folder, error)
+        submission.record_failed_submission(run.folder, error)
         raise
-    submission.save_handle_details(hold.folder, handle)
-    hold.ledger.record(_row(plan, hold.folder, submission.read(hold.folder)["created_at"]))
-    return replace(hold, handle=handle)
+    submission.save_handle_details(run.folder, handle)
+    run.ledger.record(_index_row(plan, run.folder, submission.read(run.folder)["created_at"]))
+    return replace(run, handle=handle)
 
 
-def _say_how(hold: RunHandle, plan: Plan) -> None:
+def _log_resume_kind(run: RunHandle, plan: Plan) -> None:
     """Tell the user what the next attempt does, if that is less than an exact resume."""
     kind = resume_recorded(plan)
-    if kind != core_plan.EXACT:
-        hold.say(f"{hold.run}: {core_plan.again(kind)}")
+    if kind != EXACT:
+        run.say(f"{run.run}: {again(kind)}")
 
 
-def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> RunHandle:
+def _resume_on_other_target(run: RunHandle, recorded: Plan, move: Migration) -> RunHandle:
     """Resume on another target. If it cannot be started there, the run's folder is restored to what it was."""
     from headway.launcher import migrate
 
-    _free_if_copied(hold.folder)
+    _release_copied_lease(run.folder)
     # We can see from here that its holder's process is gone; another machine could not, and would wait.
-    lease.release_dead_holder(hold.folder.store, lambda record: record.alive_at(hold.folder.url) is False)
-    folder, plan = migrate.elsewhere(hold, recorded, move)
+    lease.release_dead_holder(run.folder.store, lambda record: record.alive_at(run.folder.url) is False)
+    folder, plan = migrate.prepare_migration(run, recorded, move)
     target = targets.of_plan(plan)
-    former = submission.read(folder)
+    old_submission = submission.read(folder)
     try:
         send_code(plan, also_at=str(recorded.job["outputs"]))
         submission.record_resubmission(folder, after=newest_attempt(folder), plan=plan, code=move.code)
         folder.store.delete(STOP)
         list_code(plan, folder)
-        _say_how(hold, plan)
+        _log_resume_kind(run, plan)
         handle = target.submit(plan, folder.name)
     except BaseException as error:
-        if folder.url == hold.url:
+        if folder.url == run.url:
             migrate.restore(folder, recorded)
-            folder.write_json(INTENT, former)
+            folder.write_json(INTENT, old_submission)
         else:
             submission.record_failed_submission(folder, error)
         raise
     submission.save_handle_details(folder, handle)
-    hold.ledger.record(_row(plan, folder, submission.read(folder)["created_at"]))
-    return replace(hold, url=folder.url, handle=handle, target=target)
+    run.ledger.record(_index_row(plan, folder, submission.read(folder)["created_at"]))
+    return replace(run, url=folder.url, handle=handle, target=target)
 
 
-def follow(run_url: str, on_line: OnLine | None = None, *, say: Say = _silent) -> Outcome:
+def follow(run_url: str, on_line: LineCallback | None = None, *, say: Log = _no_log) -> Outcome:
     """Follow a run to its end; the outcome has the exit code."""
-    return reach(run_url, say=say).wait(on_line)
+    return open_run(run_url, say=say).wait(on_line)
 
 
-def observe(run_url: str, *, say: Say = _silent) -> Outcome:
+def observe(run_url: str, *, say: Log = _no_log) -> Outcome:
     """Return a run's outcome now, as its target sees it; take it down if it has ended and nobody has done so yet."""
-    return reach(run_url, say=say).outcome()
+    return open_run(run_url, say=say).outcome()
 
 
 def logs(run_url: str, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
     """Yield what a run printed; with `follow`, until it ends."""
-    return reach(run_url).logs(follow=follow, rank=rank)
+    return open_run(run_url).logs(follow=follow, rank=rank)
 
 
-def stop(run_url: str, reason: str = "", *, say: Say = _silent) -> Outcome:
+def stop(run_url: str, reason: str = "", *, say: Log = _no_log) -> Outcome:
     """See `RunHandle.stop`."""
-    return reach(run_url, say=say).stop(reason)
+    return open_run(run_url, say=say).stop(reason)
 
 
-def down(run_url: str, *, say: Say = _silent) -> Receipt:
+def down(run_url: str, *, say: Log = _no_log) -> Receipt:
     """See `RunHandle.down`."""
-    return reach(run_url, say=say).down()
+    return open_run(run_url, say=say).down()
 
 
 def _check_online(plan: Plan, target: Target) -> None:
@@ -393,19 +394,19 @@ def _check_online(plan: Plan, target: Target) -> None:
         raise BadJob(problems)
 
 
-def _amended(plan: Plan, target: Target, env: Mapping[str, str], secrets: Sequence[str]) -> Plan:
+def _with_overrides(plan: Plan, target: Target, env: Mapping[str, str], secrets: Sequence[str]) -> Plan:
     if not env and not secrets:
         return plan
     missing = [name for name in secrets if name not in os.environ]
     if missing:
         raise BadInput(f"the environment variable {missing[0]} is not set", fix=f"export {missing[0]}=…")
-    named = {name: {"ref": f"env:{name}", "as": "env"} for name in secrets}
-    job = {**plan.job, "env": {**plan.job["env"], **env}, "secrets": {**plan.job["secrets"], **named}}
+    given_secrets = {name: {"ref": f"env:{name}", "as": "env"} for name in secrets}
+    job = {**plan.job, "env": {**plan.job["env"], **env}, "secrets": {**plan.job["secrets"], **given_secrets}}
     plan = replace(plan, job=job)
     return replace(plan, requests=tuple(target.render(plan)))
 
 
-def _claim(plan: Plan, name: str | None, ledger: RunIndex) -> RunFolder:
+def _claim_folder(plan: Plan, name: str | None, ledger: RunIndex) -> RunFolder:
     """Claim a run folder: the first to write plan.json has the name."""
     outputs = str(plan.job["outputs"])
     names = iter([checked_name(name)]) if name else candidate_names(plan, ledger)
@@ -424,44 +425,44 @@ def _claim(plan: Plan, name: str | None, ledger: RunIndex) -> RunFolder:
     raise BadInput(f"a run named {name} already exists", where=outputs, fix=fix)
 
 
-def _at_rest(hold: RunHandle, patience_s: float) -> Status:
+def _require_ended(run: RunHandle, patience_s: float) -> Status:
     """Return the status once it is certain that nobody runs it and what it left has been taken down."""
-    hold.require_in_place(RunBusy)
-    status = hold.looked_at()
+    run.require_not_moved(RunBusy)
+    status = run.current_status()
     if not status.state.ended:
-        status = _wait_until_stale(hold, patience_s) or status
+        status = _wait_until_stale(run, patience_s) or status
     if not status.state.ended:
-        raise RunBusy(f"{hold.run} is {status.state.value} ({status.reason})", fix=f"headway stop {hold.run}")
-    hold.settle()  # a supervisor may still be shutting down
+        raise RunBusy(f"{run.run} is {status.state.value} ({status.reason})", fix=f"headway stop {run.run}")
+    run.ensure_torn_down()  # a supervisor may still be shutting down
     return status
 
 
-def _wait_until_stale(hold: RunHandle, patience_s: float) -> Status | None:
+def _wait_until_stale(run: RunHandle, patience_s: float) -> Status | None:
     """Watch a holder that cannot be seen from here; once its lease is stale, free it so that nobody waits again."""
-    store = hold.folder.store
+    store = run.folder.store
     record, version = lease.read(store)
-    if record is None or record.holder is None or record.alive_at(hold.url) is not None:
+    if record is None or record.holder is None or record.alive_at(run.url) is not None:
         return None
-    hold.say(f"waiting up to {patience_s:.0f} s to see whether {hold.run} is still running on {record.host}")
-    watch = StatusPoller(hold.folder, stale_s=patience_s)
-    while not (status := watch.status()).state.ended and lease.read(store)[1] == version:
+    run.say(f"waiting up to {patience_s:.0f} s to see whether {run.run} is still running on {record.host}")
+    poller = StatusPoller(run.folder, stale_s=patience_s)
+    while not (status := poller.status()).state.ended and lease.read(store)[1] == version:
         time.sleep(min(1.0, patience_s / 10))
     if status.state is State.LOST and not lease.release_dead_holder(store, lambda record: True, version=version):
         return None  # it was renewed after all
     return status
 
 
-def _free_if_copied(folder: RunFolder) -> None:
+def _release_copied_lease(folder: RunFolder) -> None:
     """Free the lease in a copied folder: it is the original's, which may be live, and nobody holds the copy."""
     if submission.copied_from(folder):
         lease.release_dead_holder(folder.store, lambda record: True)
 
 
-def _moved(origin: str) -> str:
+def _moved_text(origin: str) -> str:
     return f"was moved from {origin} while it was running; its processes still use the old folder"
 
 
-def _move_back(origin: str, url: str) -> str:
+def _move_back_command(origin: str, url: str) -> str:
     path = local_path(origin)
     if path is not None and not path.exists():
         return f"mv {url} {origin}, then headway stop {origin}"
@@ -471,7 +472,7 @@ def _move_back(origin: str, url: str) -> str:
     )
 
 
-def _row(plan: Plan, folder: RunFolder, created_at: str) -> RunRow:
+def _index_row(plan: Plan, folder: RunFolder, created_at: str) -> RunRow:
     return RunRow(
         name=folder.name,
         url=folder.url,
@@ -482,24 +483,24 @@ def _row(plan: Plan, folder: RunFolder, created_at: str) -> RunRow:
     )
 
 
-def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: RunIndex, say: Say) -> None:
+def _undo_start(folder: RunFolder, target: Target, plan: Plan, ledger: RunIndex, log: Log) -> None:
     """Undo a failed start: take down, list again, and if nothing is left and nothing ran, leave no trace."""
     name = folder.name
     try:
         receipt = target.down(Handle(target=plan.target, run=name, url=folder.url))
         if receipt.left or newest_attempt(folder):
             teardown.write(folder, receipt)
-            say(f"{name} could not be started; left behind: {', '.join(receipt.left) or 'only its folder'}")
+            log(f"{name} could not be started; left behind: {', '.join(receipt.left) or 'only its folder'}")
             return
         # The plan last: while it exists, the run can be found.
         for key in (RECEIPT, STOP, CODE_LISTING, INTENT, PLAN):
             folder.store.delete(key)
     except HeadwayError as error:  # reported besides the error of the start, which the caller raises
-        say(f"{name} could not be started, and removing it failed: {error}\n    fix: headway down {folder.url}")
+        log(f"{name} could not be started, and removing it failed: {error}\n    fix: headway down {folder.url}")
         return
     _remove_if_empty(folder)
     ledger.remove(folder.url)
-    say(f"{name} could not be started; everything it had created was removed")
+    log(f"{name} could not be started; everything it had created was removed")
 
 
 def _remove_if_empty(folder: RunFolder) -> None:

@@ -21,63 +21,63 @@ from headway.targets.local import processes
 from headway.targets.ssh.options import KIND
 from headway.targets.ssh.rental import STARTED, Records
 
-FIRST_S, LONGEST_S = 2.0, 15.0  # poll interval
-HANDING_OVER_S = 0.2
-TROUBLE_S, LONGEST_TROUBLE_S = 15.0, 600.0  # back-off after a failure: the machine is billed, so it never gives up
+FIRST_POLL_S, LONGEST_POLL_S = 2.0, 15.0  # poll interval
+HANDOVER_POLL_S = 0.2
+RETRY_S, LONGEST_RETRY_S = 15.0, 600.0  # back-off after a failure: the machine is billed, so it never gives up
 
 
-def guard(url: str) -> int:
+def watch(url: str) -> int:
     """Wait for the hand-over, then poll the run until it has been taken down."""
     while processes.is_starting(local_dir(url, KIND)):
-        time.sleep(HANDING_OVER_S)
-    pause, trouble = FIRST_S, TROUBLE_S
+        time.sleep(HANDOVER_POLL_S)
+    pause, retry_s = FIRST_POLL_S, RETRY_S
     rented = Records().read(url) is not None
     while True:
         try:
-            if _settled(url, rented=rented):
+            if _poll_once(url, rented=rented):
                 return 0
-            trouble = TROUBLE_S
+            retry_s = RETRY_S
         except UnknownRun:
             return 0  # its folder was removed by a launcher that took everything down
         except HeadwayError as error:
-            _say(str(error))
-            time.sleep(trouble)
-            trouble = min(LONGEST_TROUBLE_S, trouble * 2)
+            _log(str(error))
+            time.sleep(retry_s)
+            retry_s = min(LONGEST_RETRY_S, retry_s * 2)
             continue
         time.sleep(pause)
-        pause = min(LONGEST_S, pause * 1.2)
+        pause = min(LONGEST_POLL_S, pause * 1.2)
 
 
-def _settled(url: str, *, rented: bool) -> bool:
+def _poll_once(url: str, *, rented: bool) -> bool:
     """Poll once, and take the run down if it has ended. Raises TargetError while something is left behind."""
-    hold = lifecycle.reach(url, say=_say)
+    run = lifecycle.open_run(url, say=_log)
     rental = Records().read(url)
-    if rental is None and (rented or teardown.complete_receipt(hold.folder) is not None):
+    if rental is None and (rented or teardown.complete_receipt(run.folder) is not None):
         return True  # taken down by another process; or its rental record was removed by hand
     if rental is not None and rental.state != STARTED:
-        _say(f"the client has exited, and {hold.run} was never started: releasing its machine")
-        return _nothing_left(hold.down())
-    outcome = hold.outcome()
+        _log(f"the client has exited, and {run.run} was never started: releasing its machine")
+        return _require_nothing_left(run.down())
+    outcome = run.outcome()
     if not outcome.status.state.ended or outcome.receipt is None:
         return False
-    done = _nothing_left(outcome.receipt)
+    done = _require_nothing_left(outcome.receipt)
     if Records().read(url) is not None:  # the receipt was of an earlier attempt
-        done = _nothing_left(hold.down())
-    _say(f"{hold.run} {outcome.status.state.value}: removed")
+        done = _require_nothing_left(run.down())
+    _log(f"{run.run} {outcome.status.state.value}: removed")
     return done
 
 
-def _nothing_left(receipt: Receipt) -> bool:
+def _require_nothing_left(receipt: Receipt) -> bool:
     if receipt.left:
         raise TargetError(f"not removed, will be retried: {', '.join(receipt.left)}")
     return True
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stdout.write(f"{utc_now()} {text}\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    sys.exit(guard(sys.argv[1]))
+    sys.exit(watch(sys.argv[1]))

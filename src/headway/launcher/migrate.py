@@ -18,7 +18,7 @@ from headway.core.errors import BadInput, BadJob, Conflict, NotThere, Problem, R
 from headway.core.plan import Plan
 from headway.packaging.code import package, unpack
 from headway.packaging.upload import send_code
-from headway.planning.build import _code, plan
+from headway.planning.build import _code_record, plan
 from headway.rundir import lease, submission
 from headway.rundir.layout import INTENT, PLAN, RECEIPT, STOP, RunFolder
 from headway.rundir.status import newest_attempt
@@ -57,7 +57,7 @@ class Upload:
     bytes: int
     files: int
 
-    def words(self, to: str) -> str:
+    def describe(self, to: str) -> str:
         gigabytes = self.bytes / 1e9
         month = f"{gigabytes * STORAGE_USD_PER_GB_MONTH:.2f} $ a month for storage, upload is free"
         price = month if "://" in to else "nothing is billed"
@@ -65,29 +65,29 @@ class Upload:
         return f"copies {self.files} files, {gigabytes:.3f} GB, to {to}: {price}{sources}"
 
 
-def require_here(folder: RunFolder) -> None:
+def require_not_migrated(folder: RunFolder) -> None:
     """Raise RunBusy if the folder's run was moved and continues elsewhere."""
     gone = folder.read_json(MOVED)
     if gone is not None:
         raise RunBusy(f"{folder.name} was moved to {gone['to']}", fix=f"headway resume {gone['to']}")
 
 
-def elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> tuple[RunFolder, Plan]:
+def prepare_migration(run: RunHandle, recorded: Plan, move: Migration) -> tuple[RunFolder, Plan]:
     """Prepare the folder in which the run continues, with its plan for the other target. Nobody runs it now."""
-    outputs = hold.url.rpartition("/")[0]
-    job = _job(recorded, move, outputs)
+    outputs = run.url.rpartition("/")[0]
+    job = _job_for_target(recorded, move, outputs)
     if move.copy_to is None:
-        made = _replanned(recorded, job, move, outputs)
-        _replace_plan(hold.folder, recorded, made)
-        return hold.folder, made
-    upload = _upload(hold.folder, job, move.copy_to)
-    if not move.confirm(upload.words(move.copy_to)):
+        new_plan = _plan_for_target(recorded, job, move, outputs)
+        _replace_plan(run.folder, recorded, new_plan)
+        return run.folder, new_plan
+    upload = _upload(run.folder, job, move.copy_to)
+    if not move.confirm(upload.describe(move.copy_to)):
         raise BadInput("not confirmed: nothing was copied", fix="run it again with --yes")
-    hold.say(upload.words(move.copy_to))
+    run.say(upload.describe(move.copy_to))
     for source, url in upload.data.items():  # named by content: if the plan is refused, a retry finds them there
-        _send_data(source, url, hold.say)
-    made = _replanned(recorded, _relocated(job, move.copy_to, upload.data), move, outputs)
-    return _copied(hold, recorded, made, upload, move.copy_to), made
+        _send_data(source, url, run.say)
+    new_plan = _plan_for_target(recorded, _with_uploaded_data(job, move.copy_to, upload.data), move, outputs)
+    return _copy_run(run, recorded, new_plan, upload, move.copy_to), new_plan
 
 
 def restore(folder: RunFolder, recorded: Plan) -> None:
@@ -95,52 +95,52 @@ def restore(folder: RunFolder, recorded: Plan) -> None:
     folder.store.write(PLAN, recorded.to_json().encode())
 
 
-def _job(recorded: Plan, move: Migration, outputs: str) -> Job:
+def _job_for_target(recorded: Plan, move: Migration, outputs: str) -> Job:
     """Return the recorded job with the other target added to its targets."""
     job = replace(undump(recorded.job, where="the run's plan"), outputs=outputs)
-    entry = _entry(job, move)
+    entry = _target_entry(job, move)
     return replace(job, targets={**job.targets, move.on: entry})
 
 
-def _entry(job: Job, move: Migration) -> TargetEntry:
+def _target_entry(job: Job, move: Migration) -> TargetEntry:
     """Look up the target: in the current job file, in the run's own, or as the kind of that name."""
     if move.job is not None and move.on in move.job.targets:
         return move.job.targets[move.on]
     return targets.entry(job, move.on)
 
 
-def _replanned(recorded: Plan, job: Job, move: Migration, outputs: str) -> Plan:
+def _plan_for_target(recorded: Plan, job: Job, move: Migration, outputs: str) -> Plan:
     """Plan for the other target. Nodes, ranks, threads and data stay as they were: exact resume depends on them."""
     if move.code == CURRENT:
         if move.job is None:
             raise BadInput("--code current needs the job file", fix="-f headway.yaml")
         rooted = replace(job, root=move.job.root)
-        return _planned(recorded, rooted, move, _code(package(rooted)))
-    with _unpacked(recorded, outputs) as root:
-        made = _planned(recorded, replace(job, root=str(root)), move, recorded.code)
+        return _planned(recorded, rooted, move, _code_record(package(rooted)))
+    with _unpack_code(recorded, outputs) as root:
+        new_plan = _planned(recorded, replace(job, root=str(root)), move, recorded.code)
     # The recorded wheel continues the run. It refuses a plan with keys that its version does not know.
-    return replace(made, headway=recorded.headway, resume=recorded.resume)
+    return replace(new_plan, headway=recorded.headway, resume=recorded.resume)
 
 
 def _planned(recorded: Plan, job: Job, move: Migration, code: Any) -> Plan:
     try:
         fresh = plan(job, on=move.on)
     except BadJob as error:
-        raise _refused(error, move) from None
-    made = replace(
+        raise _explain_refusal(error, move) from None
+    new_plan = replace(
         fresh,
         code=code,
         nodes=recorded.nodes,
         processes=recorded.processes,
         environment=recorded.environment,
     )
-    return replace(made, requests=tuple(targets.of_plan(made).render(made)))
+    return replace(new_plan, requests=tuple(targets.of_plan(new_plan).render(new_plan)))
 
 
-def _refused(error: BadJob, move: Migration) -> BadJob:
+def _explain_refusal(error: BadJob, move: Migration) -> BadJob:
     """Add the hint to use --copy-to if the other target cannot see the folder or the data."""
-    blind = [problem for problem in error.problems if problem.where.startswith(("outputs", "data", "init_from"))]
-    if not blind or move.copy_to is not None:
+    unseen = [problem for problem in error.problems if problem.where.startswith(("outputs", "data", "init_from"))]
+    if not unseen or move.copy_to is not None:
         return error
     fix = f"headway resume … --on {move.on} --copy-to gs://BUCKET/runs   moves folder and data there"
     return BadJob(
@@ -149,7 +149,7 @@ def _refused(error: BadJob, move: Migration) -> BadJob:
 
 
 @contextmanager
-def _unpacked(recorded: Plan, outputs: str) -> Iterator[Path]:
+def _unpack_code(recorded: Plan, outputs: str) -> Iterator[Path]:
     """Unpack the recorded code into a temporary folder, so that its requirements can be checked."""
     name = f"{recorded.code.sha256}.tar.gz"
     with tempfile.TemporaryDirectory(prefix="headway-moving-") as folder:
@@ -186,7 +186,7 @@ def _upload(folder: RunFolder, job: Job, copy_to: str) -> Upload:
     return Upload(folder=tuple(entry.key for entry in entries), data=data, bytes=size, files=count)
 
 
-def _relocated(job: Job, copy_to: str, data: Mapping[str, str]) -> Job:
+def _with_uploaded_data(job: Job, copy_to: str, data: Mapping[str, str]) -> Job:
     lists = {
         name: tuple(
             replace(source, source=data.get(source.source, source.source)) for source in getattr(job.data, name)
@@ -196,20 +196,20 @@ def _relocated(job: Job, copy_to: str, data: Mapping[str, str]) -> Job:
     return replace(job, outputs=copy_to, data=replace(job.data, **lists))
 
 
-def _copied(hold: RunHandle, recorded: Plan, made: Plan, upload: Upload, copy_to: str) -> RunFolder:
+def _copy_run(run: RunHandle, recorded: Plan, new_plan: Plan, upload: Upload, copy_to: str) -> RunFolder:
     """Copy everything, the plan last (without it there is no run there), then mark the old folder as moved."""
     require_conditional_put(open_store(copy_to))
-    store, there = hold.folder.store, RunFolder(open_store(join(copy_to, hold.run)))
+    store, there = run.folder.store, RunFolder(open_store(join(copy_to, run.run)))
     for key in upload.folder:
         if key not in (PLAN, RECEIPT, STOP, MOVED):
             _copy(store, there.store, key)
-    send_code(made, also_at=hold.url.rpartition("/")[0])
-    _keep_plan(there, recorded)
+    send_code(new_plan, also_at=run.url.rpartition("/")[0])
+    _archive_plan(there, recorded)
     try:
-        there.store.write(PLAN, made.to_json().encode(), when=ABSENT)
+        there.store.write(PLAN, new_plan.to_json().encode(), when=ABSENT)
     except Conflict:
-        raise BadInput(f"a run named {hold.run} already exists in {copy_to}", fix="choose another --copy-to") from None
-    hold.folder.write_json(MOVED, {"to": there.url, "at": submission.utc_now(), "by": submission.user_at_host()})
+        raise BadInput(f"a run named {run.run} already exists in {copy_to}", fix="choose another --copy-to") from None
+    run.folder.write_json(MOVED, {"to": there.url, "at": submission.utc_now(), "by": submission.user_at_host()})
     return there
 
 
@@ -227,16 +227,16 @@ def _copy(source: Store, to: Store, key: str) -> None:
         to.write(key, source.read(key))
 
 
-def _send_data(source: str, url: str, say: Callable[[str], None]) -> None:
+def _send_data(source: str, url: str, log: Callable[[str], None]) -> None:
     """Upload data under its fingerprint. Files that are there already have the same content and are skipped."""
     from headway.targets.ssh.sync import scan_source
 
-    what = scan_source(source)
-    single = what.files[0][0] == ""
+    upload = scan_source(source)
+    single = upload.files[0][0] == ""
     base = url.rpartition("/")[0] if single else url
     store = open_store(base)
-    say(f"data: {source} → {url}: {what.bytes / 1e9:.3f} GB")
-    for name, size in what.files:
+    log(f"data: {source} → {url}: {upload.bytes / 1e9:.3f} GB")
+    for name, size in upload.files:
         key = name or Path(source).name
         try:
             if store.stat(key).size == size:
@@ -247,11 +247,11 @@ def _send_data(source: str, url: str, say: Callable[[str], None]) -> None:
 
 
 def _replace_plan(folder: RunFolder, recorded: Plan, made: Plan) -> None:
-    _keep_plan(folder, recorded)
+    _archive_plan(folder, recorded)
     folder.store.write(PLAN, made.to_json().encode())
 
 
-def _keep_plan(folder: RunFolder, recorded: Plan) -> None:
+def _archive_plan(folder: RunFolder, recorded: Plan) -> None:
     """Keep the plan of the attempts so far, under the number of the last of them."""
     text = recorded.to_json().encode()
     key = f"plans/a{newest_attempt(folder):04d}-{hashlib.sha256(text).hexdigest()[:8]}.json"

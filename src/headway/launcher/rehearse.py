@@ -28,9 +28,9 @@ from headway.pricing.estimate import (
     PastRun,
     device_of,
     examples_per_epoch,
-    learn,
     length_of,
-    what_of,
+    remember,
+    task_of,
     work_of,
 )
 from headway.spec import Cadence, Checkpoint, dump
@@ -48,27 +48,29 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def environment(job: Job, say: Say) -> str | None:
+def environment(job: Job, log: Say) -> str | None:
     """Return the interpreter with the job's requirements, made once per content of the file; None to use ours."""
     if not job.requirements:
         return None
     import hashlib
 
-    wanted = (Path(job.root) / job.requirements).read_bytes()
-    name = hashlib.sha256(wanted + sys.version.encode() + sys.prefix.encode()).hexdigest()[:16]
+    requirements = (Path(job.root) / job.requirements).read_bytes()
+    name = hashlib.sha256(requirements + sys.version.encode() + sys.prefix.encode()).hexdigest()[:16]
     place = state_dir() / "rehearse" / name
     python = place / "bin" / "python"
     if (place / "ready").exists():
         return str(python)
-    say(f"installing {job.requirements} for the rehearsal, once")
+    log(f"installing {job.requirements} for the rehearsal, once")
     shutil.rmtree(place, ignore_errors=True)
     try:
-        _call([sys.executable, "-m", "venv", str(place)])
+        _run_command([sys.executable, "-m", "venv", str(place)])
         (site,) = place.glob("lib/python*/site-packages")
         # Packages installed beside Headway are visible there too, so that torch is not downloaded again.
-        own = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) or _holds_headway(path)]
-        (site / "beside.pth").write_text("\n".join(own) + "\n")
-        _call(
+        own_venv = [
+            path for path in sys.path if path.endswith(("site-packages", "dist-packages")) or _holds_headway(path)
+        ]
+        (site / "beside.pth").write_text("\n".join(own_venv) + "\n")
+        _run_command(
             [
                 str(python),
                 "-m",
@@ -94,12 +96,12 @@ def _holds_headway(path: str) -> bool:
     return bool(path) and (Path(path) / "headway" / "_version.py").exists()
 
 
-def _call(argv: list[str]) -> None:
+def _run_command(argv: list[str]) -> None:
     subprocess.run(argv, check=True, capture_output=True, text=True)
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
+def scratch_dir() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="headway-rehearsal-"))
     try:
         yield folder
@@ -108,7 +110,7 @@ def scratch() -> Iterator[Path]:
 
 
 @contextmanager
-def own_index(folder: Path) -> Iterator[None]:
+def separate_index(folder: Path) -> Iterator[None]:
     """Use a state folder of its own, so that a rehearsal is in no list of runs and records only what it means to."""
     before = os.environ.get("HEADWAY_HOME")
     shared = state_dir()
@@ -126,7 +128,7 @@ def own_index(folder: Path) -> Iterator[None]:
             os.environ["HEADWAY_HOME"] = before
 
 
-def picture(folder: Path) -> str:
+def sample_picture(folder: Path) -> str:
     """Make a small picture without any library."""
     import struct
     import zlib
@@ -144,15 +146,15 @@ def picture(folder: Path) -> str:
     return str(picture)
 
 
-LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
-STEPS, DIES_AFTER, BATCH, SAMPLE = 8, 3, 2, 16
-LONGEST_S = 120.0
-SCRIPT_S = 20.0  # a script that does not use Headway and runs this long has started well
+LIMIT, KILL_VARIABLE = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
+STEPS, KILL_AFTER_STEPS, BATCH, SAMPLE = 8, 3, 2, 16
+TIME_LIMIT_S = 120.0
+SCRIPT_LIMIT_S = 20.0  # a script that does not use Headway and runs this long has started well
 
 # Runs a headway command with a time limit in seconds; returns its error output if it failed, else None.
-Verb = Callable[[list[str], float], "str | None"]
+RunVerb = Callable[[list[str], float], "str | None"]
 # Settings for how much is read or done at once, under any name that a recipe uses.
-_SMALL = {
+_SMALL_SETTINGS = {
     "batch": BATCH,
     "batch_size": BATCH,
     "accumulate": 1,
@@ -176,40 +178,42 @@ class Rehearsal:
     examples_per_s: float | None = None
 
 
-def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGEST_S) -> Rehearsal:
+def rehearse(job: Job, *, log: Say = lambda text: None, time_limit_s: float = TIME_LIMIT_S) -> Rehearsal:
     """Rehearse the job. Raises RunFailed with the cause; what could not be tried here is in the result."""
-    acts = [*_secrets(job), *_places(job)]
-    on, reason = _where(job)
+    checks = [*_secrets(job), *_local_paths(job)]
+    on, reason = _choose_target(job)
     if reason:
-        return Rehearsal(acts=tuple(acts), skipped=reason)
+        return Rehearsal(acts=tuple(checks), skipped=reason)
     from headway.planning.build import plan
 
-    ends = time.monotonic() + longest_s
-    with scratch() as folder, own_index(folder):
-        python = environment(job, say) if on == "local" else None  # an image has the job's requirements
-        made = _amended(plan(_small(job, python), on=on), folder)
-        say(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed halfway, at most {longest_s:.0f} s")
-        hold, trained = _train(made, ends)
-        acts += trained
-        rate = _rate(hold)
-        if job.recipe and _finished(hold):
-            acts += _use(hold, job, _here(python) if on == "local" else _in_the_image(hold, made), ends)
+    deadline = time.monotonic() + time_limit_s
+    with scratch_dir() as folder, separate_index(folder):
+        python = environment(job, log) if on == "local" else None  # an image has the job's requirements
+        trial = _with_kill(plan(_shrink_job(job, python), on=on), folder)
+        log(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed halfway, at most {time_limit_s:.0f} s")
+        run, trained = _train(trial, deadline)
+        checks += trained
+        rate = _rate(run)
+        if job.recipe and _require_finished(run):
+            checks += _check_verbs(
+                run, job, _verbs_here(python) if on == "local" else _verbs_in_image(run, trial), deadline
+            )
     if rate is not None:
-        _remember(job, rate, made)
-    return Rehearsal(acts=tuple(acts), examples_per_s=rate)
+        _record_rate(job, rate, trial)
+    return Rehearsal(acts=tuple(checks), examples_per_s=rate)
 
 
-def _where(job: Job) -> tuple[str, str]:
+def _choose_target(job: Job) -> tuple[str, str]:
     """Choose the target to rehearse on: this machine if it can train, else the image; or return why neither."""
     if not job.recipe or find_spec("torch") is not None:
         return "local", ""
-    lacks = "no image" if not job.image.uri else "" if _docker_answers() else "no running Docker daemon"
-    if lacks:
-        return "", f"torch is not installed here, and there is {lacks} (pip install 'headway[train]')"
+    missing = "no image" if not job.image.uri else "" if _docker_is_available() else "no running Docker daemon"
+    if missing:
+        return "", f"torch is not installed here, and there is {missing} (pip install 'headway[train]')"
     return "docker", ""
 
 
-def _docker_answers() -> bool:
+def _docker_is_available() -> bool:
     try:
         return subprocess.run(["docker", "version"], capture_output=True, timeout=10, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
@@ -227,7 +231,7 @@ def _secrets(job: Job) -> Iterator[Act]:
         yield Act(name="secret", words=f"{name} resolves")
 
 
-def _places(job: Job) -> Iterator[Act]:
+def _local_paths(job: Job) -> Iterator[Act]:
     """Check that remote outputs are writable and that remote data exists."""
     from headway.storage import open_store, require_conditional_put
 
@@ -245,9 +249,9 @@ def _places(job: Job) -> Iterator[Act]:
             yield Act(name="data", words=f"{source} exists")
 
 
-def _small(job: Job, python: str | None) -> Job:
+def _shrink_job(job: Job, python: str | None) -> Job:
     """Shrink the job: nothing that reaches beyond the temporary folder, and as little of everything as will do."""
-    config = {key: _little(key, value) for key, value in job.config.items()}
+    config = {key: _shrink_value(key, value) for key, value in job.config.items()}
     few = {
         name: tuple(replace(source, limit=min(source.limit or 10**9, 4 * SAMPLE)) for source in getattr(job.data, name))
         for name in ("train", "val", "test")
@@ -263,17 +267,17 @@ def _small(job: Job, python: str | None) -> Job:
         budget=Budget(),
         max_wait=None,
         retries=1,
-        checkpoint=Checkpoint(every=Cadence(steps=DIES_AFTER)),
+        checkpoint=Checkpoint(every=Cadence(steps=KILL_AFTER_STEPS)),
         resources=replace(job.resources, nodes=1, processes=1, spot=False, accelerator=None, machine=None),
         targets={**job.targets, **own},
     )
 
 
-def _little(key: str, value: Any) -> Any:
+def _shrink_value(key: str, value: Any) -> Any:
     """Shrink one setting; generated data (train_samples, val_samples, …) is cut to a sample."""
     if type(value) is int and key.startswith(("train_", "val_", "test_")):
         return min(value, 4 * SAMPLE if key.startswith("train_") else SAMPLE)
-    return _SMALL.get(key, value)
+    return _SMALL_SETTINGS.get(key, value)
 
 
 def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, tuple[Source, ...]]:
@@ -283,47 +287,51 @@ def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, 
     return {name: tuple(replace(one, source=place(one.source)) for one in part) for name, part in parts.items()}
 
 
-def _amended(made: Plan, folder: Path) -> Plan:
+def _with_kill(trial: Plan, folder: Path) -> Plan:
     from headway import targets
 
-    env = {**made.job["env"], LIMIT: str(STEPS), DEATH: str(DIES_AFTER)}
+    env = {**trial.job["env"], LIMIT: str(STEPS), KILL_VARIABLE: str(KILL_AFTER_STEPS)}
     env[TIMING] = timing_with(env, restart_pause=0)
-    amended = replace(made, job={**made.job, "outputs": str(folder / "runs"), "env": env})
+    amended = replace(trial, job={**trial.job, "outputs": str(folder / "runs"), "env": env})
     return replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))
 
 
-def _train(made: Plan, ends: float) -> tuple[RunHandle, list[Act]]:
+def _train(trial: Plan, deadline: float) -> tuple[RunHandle, list[Act]]:
     """Run it to its end or to the time limit. Raises RunFailed with the cause of a failure."""
     from headway.launcher.lifecycle import launch
 
     began = time.monotonic()
-    hold = launch(made, name="rehearsal", detach=True)
+    run = launch(trial, name="rehearsal", detach=True)
     try:
-        while not hold.target.status(hold.handle).state.ended and time.monotonic() < ends and not _alive(hold, began):
+        while (
+            not run.target.status(run.handle).state.ended
+            and time.monotonic() < deadline
+            and not _wait_for_steps(run, began)
+        ):
             time.sleep(0.2)
-        status = hold.target.status(hold.handle)
+        status = run.target.status(run.handle)
     finally:
-        hold.down()  # Ctrl-C too: the run would continue by itself
-    took = round(time.monotonic() - began, 1)
+        run.down()  # Ctrl-C too: the run would continue by itself
+    seconds = round(time.monotonic() - began, 1)
     if status.state.value == "failed":
-        raise _failure(hold)
+        raise _failure_text(run)
     if not status.state.ended:
-        words = (
-            "it started without an error" if not made.job.get("recipe") else "no error, but too few steps in that time"
+        text = (
+            "it started without an error" if not trial.job.get("recipe") else "no error, but too few steps in that time"
         )
-        return hold, [Act(name="train", words=f"{words}; ended after {took:.0f} s", seconds=took)]
-    return hold, [Act(name=name, words=words, seconds=took) for name, words in _acts(hold)]
+        return run, [Act(name="train", words=f"{text}; ended after {seconds:.0f} s", seconds=seconds)]
+    return run, [Act(name=name, words=text, seconds=seconds) for name, text in _training_checks(run)]
 
 
-def _alive(hold: RunHandle, began: float) -> bool:
+def _wait_for_steps(run: RunHandle, began: float) -> bool:
     """Return whether a script that uses none of Headway's steps has run long enough to count as started."""
-    if hold.folder.plan().job.get("recipe") or time.monotonic() - began < SCRIPT_S:
+    if run.folder.plan().job.get("recipe") or time.monotonic() - began < SCRIPT_LIMIT_S:
         return False
-    return not any(event["kind"] in ("checkpoint", "restored") for event in hold.folder.events())
+    return not any(event["kind"] in ("checkpoint", "restored") for event in run.folder.events())
 
 
-def _acts(hold: RunHandle) -> Iterator[tuple[str, str]]:
-    events = hold.folder.events()
+def _training_checks(run: RunHandle) -> Iterator[tuple[str, str]]:
+    events = run.folder.events()
     saved = [event for event in events if event["kind"] == "checkpoint"]
     restored = [event for event in events if event["kind"] == "restored"]
     yield "train", f"{max((int(event['step']) for event in saved), default=0) or 'some'} steps"
@@ -334,36 +342,38 @@ def _acts(hold: RunHandle) -> Iterator[tuple[str, str]]:
         yield "restore", f"killed, and resumed from step {restored[-1]['step']}"
 
 
-def _failure(hold: RunHandle) -> RunFailed:
-    from headway.diagnose.diagnosis import why
+def _failure_text(run: RunHandle) -> RunFailed:
+    from headway.diagnose.diagnosis import diagnose_run
 
-    found = why(hold, hold.target.status(hold.handle))
+    found = diagnose_run(run, run.target.status(run.handle))
     if found.name:
         return RunFailed(f"the rehearsal failed: {found.cause}\n    {found.evidence}", fix=found.fix)
-    words = "".join(f"\n    {line}" for line in found.lines[-8:])
-    return RunFailed(f"the rehearsal failed{words}", fix="fix it, then try it on this machine: headway run --on local")
+    lines = "".join(f"\n    {line}" for line in found.lines[-8:])
+    return RunFailed(f"the rehearsal failed{lines}", fix="fix it, then try it on this machine: headway run --on local")
 
 
-def _finished(hold: RunHandle) -> bool:
-    return hold.target.status(hold.handle).state.value == "finished"
+def _require_finished(run: RunHandle) -> bool:
+    return run.target.status(run.handle).state.value == "finished"
 
 
-def _use(hold: RunHandle, job: Job, verb: Verb, ends: float) -> list[Act]:
+def _check_verbs(run: RunHandle, job: Job, verb: RunVerb, deadline: float) -> list[Act]:
     """Use the trained model through the same commands that people type: evaluate, export, predict."""
     from headway.plugins import RECIPES
 
     assert job.recipe is not None
-    takes = getattr(RECIPES[job.recipe], "takes", "pictures")
-    given = [picture(Path(hold.url))] if takes == "pictures" else ["a small test"]  # in a folder that images see too
+    inputs = getattr(RECIPES[job.recipe], "takes", "pictures")
+    given = (
+        [sample_picture(Path(run.url))] if inputs == "pictures" else ["a small test"]
+    )  # in a folder that images see too
     steps = (
-        ("evaluate", ["eval", hold.url, "--split", "val", "--json"], "scored on a sample"),
-        ("export", ["export", hold.url, "--json"], "a bundle was exported and loaded"),
-        ("predict", ["predict", hold.url, *given, "--json"], "predicted one input"),
+        ("evaluate", ["eval", run.url, "--split", "val", "--json"], "scored on a sample"),
+        ("export", ["export", run.url, "--json"], "a bundle was exported and loaded"),
+        ("predict", ["predict", run.url, *given, "--json"], "predicted one input"),
     )
-    return [_typed(name, words, said, verb, ends) for name, words, said in steps]
+    return [_run_verb(name, words, said, verb, deadline) for name, words, said in steps]
 
 
-def _here(python: str | None) -> Verb:
+def _verbs_here(python: str | None) -> RunVerb:
     def verb(words: list[str], within_s: float) -> str | None:
         argv = [python or sys.executable, "-m", "headway", *words]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=within_s, check=False)
@@ -372,32 +382,32 @@ def _here(python: str | None) -> Verb:
     return verb
 
 
-def _in_the_image(hold: RunHandle, made: Plan) -> Verb:
-    from headway.packaging.engine import EngineError, TooLong
+def _verbs_in_image(run: RunHandle, trial: Plan) -> RunVerb:
+    from headway.packaging.engine import CommandTimeout, EngineError
     from headway.targets.docker.target import DockerTarget
 
-    target = hold.target
+    target = run.target
     assert isinstance(target, DockerTarget)
 
     def verb(words: list[str], within_s: float) -> str | None:
         try:
-            target.verb(made, hold.run, words, within_s=within_s)
-        except TooLong:
+            target.verb(trial, run.run, words, within_s=within_s)
+        except CommandTimeout:
             raise subprocess.TimeoutExpired(words, within_s) from None
         except EngineError as error:
-            return error.said or str(error)
+            return error.output or str(error)
         return None
 
     return verb
 
 
-def _typed(name: str, words: list[str], said: str, verb: Verb, ends: float) -> Act:
+def _run_verb(name: str, arguments: list[str], output: str, verb: RunVerb, deadline: float) -> Act:
     began = time.monotonic()
-    left = ends - began
+    left = deadline - began
     if left < 5:
         return Act(name=name, words="not tried: out of time")
     try:
-        refused = verb(words, left)
+        refused = verb(arguments, left)
     except subprocess.TimeoutExpired:
         return Act(name=name, words="no error, but not finished in time")
     if refused is not None:
@@ -405,44 +415,44 @@ def _typed(name: str, words: list[str], said: str, verb: Verb, ends: float) -> A
         raise RunFailed(
             f"the rehearsal's {name} failed: " + "\n    ".join(last), fix="fix it before starting a paid run"
         )
-    return Act(name=name, words=said, seconds=round(time.monotonic() - began, 1))
+    return Act(name=name, words=output, seconds=round(time.monotonic() - began, 1))
 
 
-def _rate(hold: RunHandle) -> float | None:
+def _rate(run: RunHandle) -> float | None:
     """Return examples per second of the fastest step: the others include start-up, saving or the kill."""
-    times = [(int(record["step"]), float(record["time"])) for record in hold.folder.metrics() if "time" in record]
+    times = [(int(record["step"]), float(record["time"])) for record in run.folder.metrics() if "time" in record]
     steps = [later - before for (one, before), (two, later) in pairwise(times) if two == one + 1]
     quickest = min((seconds for seconds in steps if seconds > 0), default=None)
     return None if quickest is None else BATCH / quickest
 
 
-def _remember(job: Job, rate: float, made: Plan) -> None:
+def _record_rate(job: Job, rate: float, trial: Plan) -> None:
     """Record the rate as an estimate for the whole job, if the job's size is known."""
     dumped = dump(job)
     epoch = examples_per_epoch(dumped)
     if epoch is None:
         return
     device = device_of(dump(replace(job, resources=replace(job.resources, accelerator=None))), "local",
-                       int(made.environment["threads"]))  # fmt: skip
+                       int(trial.environment["threads"]))  # fmt: skip
     total = epoch * length_of(dumped)
-    learn(
-        PastRun(url=f"rehearsal:{work_of(dumped)}", what=what_of(dumped), work=work_of(dumped), device=device.label,
+    remember(
+        PastRun(url=f"rehearsal:{work_of(dumped)}", what=task_of(dumped), work=work_of(dumped), device=device.label,
                    nodes=1, length=length_of(dumped), seconds=round(total / rate, 3), examples=total, basis=REHEARSAL)
     )  # fmt: skip
 
 
-def describe(found: Rehearsal) -> str:
-    lines = [f"  {act.name:<10} {act.words}" for act in found.acts]
-    if found.skipped:
-        lines.append(f"  rehearsal skipped: {found.skipped}")
-    if found.examples_per_s is not None:
-        lines.append(f"  {'rate':<10} {found.examples_per_s:.3g} examples/s on this machine, with a batch of 2")
+def describe(rehearsal: Rehearsal) -> str:
+    lines = [f"  {act.name:<10} {act.words}" for act in rehearsal.acts]
+    if rehearsal.skipped:
+        lines.append(f"  rehearsal skipped: {rehearsal.skipped}")
+    if rehearsal.examples_per_s is not None:
+        lines.append(f"  {'rate':<10} {rehearsal.examples_per_s:.3g} examples/s on this machine, with a batch of 2")
     return "\n".join(lines)
 
 
-def as_dict(found: Rehearsal) -> dict[str, Any]:
+def as_dict(rehearsal: Rehearsal) -> dict[str, Any]:
     return {
-        "acts": [{"name": act.name, "words": act.words, "seconds": act.seconds} for act in found.acts],
-        "skipped": found.skipped,
-        "examples_per_s": found.examples_per_s,
+        "acts": [{"name": act.name, "words": act.words, "seconds": act.seconds} for act in rehearsal.acts],
+        "skipped": rehearsal.skipped,
+        "examples_per_s": rehearsal.examples_per_s,
     }

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-NEVER = (".git", ".hg", ".svn", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache",
+ALWAYS_IGNORED = (".git", ".hg", ".svn", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache",
          ".ruff_cache", ".ipynb_checkpoints", ".DS_Store", ".idea", ".tox", "*.pyc", "*.egg-info")  # fmt: skip
-SECRETS = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*", ".netrc", ".aws", ".ssh",
-           ".kube", ".pypirc", ".npmrc", "kaggle.json", "credentials.json", "application_default_credentials.json",
-           "*service-account*.json", "*service_account*.json")  # fmt: skip
+SECRET_PATTERNS = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
+                   ".netrc", ".aws", ".ssh", ".kube", ".pypirc", ".npmrc", "kaggle.json", "credentials.json",
+                   "application_default_credentials.json", "*service-account*.json",
+                   "*service_account*.json")  # fmt: skip
 IGNORE_FILES = (".gitignore", ".headwayignore")
 
 
@@ -53,7 +54,7 @@ class Package:
     def bytes(self) -> int:
         return sum(size for _, size in self.files)
 
-    def biggest(self, count: int = 5) -> tuple[tuple[str, int], ...]:
+    def largest_files(self, count: int = 5) -> tuple[tuple[str, int], ...]:
         return tuple(sorted(self.files, key=lambda file: (-file[1], file[0]))[:count])
 
 
@@ -66,7 +67,7 @@ def package(job: Job) -> Package:
     """Pack the job's code into this machine's cache. Writes nothing if that content is there already."""
     root = Path(job.root).resolve()
     secrets: list[str] = []
-    chosen = set(_walk(root, _ours(job, root), secrets)) if job.script else set()
+    chosen = set(_walk(root, _output_dirs(job, root), secrets)) if job.script else set()
     if job.requirements:  # a recipe's too: wherever it runs, they are installed first
         chosen.add(Path(job.requirements).as_posix())
     tar, files = _pack(root, sorted(chosen))
@@ -98,24 +99,24 @@ def unpack(archive: Path, sha256: str, to: Path) -> None:
             target.chmod(member.mode)
 
 
-def _ours(job: Job, root: Path) -> set[Path]:
+def _output_dirs(job: Job, root: Path) -> set[Path]:
     """Return folders that Headway itself writes to: they are not part of the user's code."""
     return {state_dir().resolve(), *([] if "://" in job.outputs else [(root / job.outputs).resolve()])}
 
 
-def _walk(root: Path, ours: set[Path], secrets: list[str]) -> Iterator[str]:
+def _walk(root: Path, output_dirs: set[Path], secrets: list[str]) -> Iterator[str]:
     """Yield the relative names of the files to send. Ignore files apply to their folder and below, as in git."""
     specs: dict[Path, GitIgnoreSpec] = {}
     for folder, names, files in os.walk(root):
-        here = Path(folder)
-        spec = _ignore_spec(here, files)
+        relative = Path(folder)
+        spec = _ignore_spec(relative, files)
         if spec is not None:
-            specs[here] = spec
-        names[:] = sorted(name for name in names if here / name not in ours)
-        names[:] = [name for name in names if _wanted(here / name, root, specs, secrets, folder=True)]
+            specs[relative] = spec
+        names[:] = sorted(name for name in names if relative / name not in output_dirs)
+        names[:] = [name for name in names if _is_included(relative / name, root, specs, secrets, folder=True)]
         for name in sorted(files):
-            if _wanted(here / name, root, specs, secrets, folder=False):
-                yield (here / name).relative_to(root).as_posix()
+            if _is_included(relative / name, root, specs, secrets, folder=False):
+                yield (relative / name).relative_to(root).as_posix()
 
 
 def _ignore_spec(folder: Path, files: list[str]) -> GitIgnoreSpec | None:
@@ -127,14 +128,14 @@ def _ignore_spec(folder: Path, files: list[str]) -> GitIgnoreSpec | None:
     return GitIgnoreSpec.from_lines(lines)
 
 
-def _wanted(path: Path, root: Path, specs: dict[Path, GitIgnoreSpec], secrets: list[str], *, folder: bool) -> bool:
+def _is_included(path: Path, root: Path, specs: dict[Path, GitIgnoreSpec], secrets: list[str], *, folder: bool) -> bool:
     name = path.name
-    if any(fnmatch.fnmatch(name, pattern) for pattern in NEVER):
+    if any(fnmatch.fnmatch(name, pattern) for pattern in ALWAYS_IGNORED):
         return False
     for base, spec in specs.items():
         if path.is_relative_to(base) and spec.match_file(path.relative_to(base).as_posix() + "/" * folder):
             return False
-    if any(fnmatch.fnmatch(name, pattern) for pattern in SECRETS):
+    if any(fnmatch.fnmatch(name, pattern) for pattern in SECRET_PATTERNS):
         secrets.append(path.relative_to(root).as_posix())
         return False
     return folder or _inside(path, root)
@@ -182,7 +183,7 @@ def wheel_path(name: str) -> Path:
     return state_dir() / "wheels" / name
 
 
-def own_wheel() -> tuple[str, str]:
+def build_wheel() -> tuple[str, str]:
     """Return the wheel's file name, which carries a hash of its content, and its sha256. Built once per content."""
     sources = _sources()
     digest = hashlib.sha256()

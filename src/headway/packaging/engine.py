@@ -11,17 +11,17 @@ from typing import Protocol
 
 from headway.core.errors import TargetError
 
-ANSWER_S = 120.0  # a daemon that has not answered by then is stuck; builds and pulls have no limit
+COMMAND_TIMEOUT_S = 120.0  # a daemon that has not answered by then is stuck; builds and pulls have no limit
 _LAST_LINES = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class EngineError(TargetError):
-    """The daemon or its command failed. `said` is its output."""
+    """The daemon or its command failed. `output` is its output."""
 
-    def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, output: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
-        self.said = said
+        self.output = output
 
 
 class NotInstalled(EngineError):
@@ -32,7 +32,7 @@ class Unreachable(EngineError):
     """The command is installed but no daemon answers."""
 
 
-class TooLong(Unreachable):
+class CommandTimeout(Unreachable):
     """The daemon has not answered in time."""
 
 
@@ -47,15 +47,15 @@ class AlreadyExists(EngineError):
 class Engine(Protocol):
     """Runs one command and returns its output. Raises EngineError."""
 
-    def __call__(self, argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str: ...
+    def __call__(self, argv: Sequence[str], *, within_s: float | None = COMMAND_TIMEOUT_S) -> str: ...
 
 
-def run(argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str:
+def run(argv: Sequence[str], *, within_s: float | None = COMMAND_TIMEOUT_S) -> str:
     """Run a command. With `within_s=None` there is no time limit, and the command's own progress is shown."""
     try:
         if within_s is None:
-            return _watched(argv)
-        done = subprocess.run(
+            return _run_streaming(argv)
+        process = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=within_s
         )
     except FileNotFoundError:
@@ -63,11 +63,11 @@ def run(argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str:
     except PermissionError:
         raise NotInstalled(f"{argv[0]} cannot be run by this user", fix=f"ls -l {argv[0]}") from None
     except subprocess.TimeoutExpired:
-        what = f"`{_shown(argv)}` has not been answered for {within_s:.0f} s"
-        raise TooLong(what, fix="sudo systemctl restart docker") from None
-    if done.returncode:
-        raise refusal(argv, done.stderr or done.stdout)
-    return done.stdout
+        what = f"`{_display_command(argv)}` has not been answered for {within_s:.0f} s"
+        raise CommandTimeout(what, fix="sudo systemctl restart docker") from None
+    if process.returncode:
+        raise engine_error(argv, process.stderr or process.stdout)
+    return process.stdout
 
 
 def not_installed(command: str) -> NotInstalled:
@@ -77,19 +77,19 @@ def not_installed(command: str) -> NotInstalled:
     return NotInstalled(f"{command} is not installed", fix=fix)
 
 
-def refusal(argv: Sequence[str], said: str) -> EngineError:
+def engine_error(argv: Sequence[str], output: str) -> EngineError:
     """Map a failed command's output to an error that says what to type."""
-    said = _COLOUR.sub("", said).strip()
-    for pattern, kind, what, fix in _KNOWN:
-        found = re.search(pattern, said, re.IGNORECASE)
-        if found:
-            return kind(what.format(*found.groups(), command=argv[0]), said=said, fix=fix)
-    what = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it gave no reason")
-    return EngineError(f"`{_shown(argv)}` failed: {_plain(what)}", said=said)
+    output = _COLOUR.sub("", output).strip()
+    for pattern, kind, what, fix in _ERROR_RULES:
+        match = re.search(pattern, output, re.IGNORECASE)
+        if match:
+            return kind(what.format(*match.groups(), command=argv[0]), output=output, fix=fix)
+    what = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "it gave no reason")
+    return EngineError(f"`{_display_command(argv)}` failed: {_strip_colour(what)}", output=output)
 
 
 # (pattern, error class, what happened, fix). The first match counts.
-_KNOWN: tuple[tuple[str, type[EngineError], str, str], ...] = (
+_ERROR_RULES: tuple[tuple[str, type[EngineError], str, str], ...] = (
     (
         r"permission denied while trying to connect|dial unix \S+: connect: permission denied",
         Unreachable,
@@ -150,7 +150,7 @@ _KNOWN: tuple[tuple[str, type[EngineError], str, str], ...] = (
         r"invalid mount config for type \"bind\": bind source path does not exist: (.+)",
         EngineError,
         "there is no {0} on this machine",
-        "mend the path in the job file",
+        "fix the path in the job file",
     ),
     (
         r"exec: \"?([^\"\s]+)\"?: (?:executable file not found|stat)",
@@ -161,9 +161,9 @@ _KNOWN: tuple[tuple[str, type[EngineError], str, str], ...] = (
 )
 
 
-def _watched(argv: Sequence[str], show: Callable[[str], None] | None = None) -> str:
+def _run_streaming(argv: Sequence[str], print_line: Callable[[str], None] | None = None) -> str:
     """Run it with its progress on standard error if that is a terminal; keep the last lines for an error message."""
-    show = show or _on_the_terminal
+    print_line = print_line or _print_to_stderr
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -171,28 +171,28 @@ def _watched(argv: Sequence[str], show: Callable[[str], None] | None = None) -> 
         assert process.stdout is not None
         for line in process.stdout:
             last.append(line)
-            show(line)
-    said = "".join(last)
+            print_line(line)
+    lines = "".join(last)
     if process.returncode:
-        known = refusal(argv, said)
-        raise type(known)(f"{known.problem.what}\n{_tail(said)}", said=said, fix=known.problem.fix)
-    return said
+        error = engine_error(argv, lines)
+        raise type(error)(f"{error.problem.what}\n{_tail(lines)}", output=lines, fix=error.problem.fix)
+    return lines
 
 
-def _on_the_terminal(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(line)
 
 
-def _tail(said: str) -> str:
-    lines = [line.rstrip() for line in _COLOUR.sub("", said).splitlines() if line.strip()]
+def _tail(output: str) -> str:
+    lines = [line.rstrip() for line in _COLOUR.sub("", output).splitlines() if line.strip()]
     return "\n".join(f"    | {line}" for line in lines[-8:])
 
 
-def _shown(argv: Sequence[str]) -> str:
+def _display_command(argv: Sequence[str]) -> str:
     words = [word for word in argv if not word.startswith("-")]
     return " ".join(words[:3])[:80]
 
 
-def _plain(line: str) -> str:
+def _strip_colour(line: str) -> str:
     return re.sub(r"^(error response from daemon|error|docker): ", "", line.strip(), flags=re.IGNORECASE)[:400]

@@ -12,7 +12,7 @@ from headway.core.errors import BadPlan, Problem
 
 _OPTION = re.compile(r"(-r|--requirement|-c|--constraint|-e|--editable)(?:[ =]\s*|(?=\S))(\S+)")
 _PASSWORD = re.compile(r"://[^/\s@]+:[^/\s@$]+@")  # not ${NAME}: pip reads that from the environment
-_OWN_NAME = re.compile(r"headway\s*(\[|[<>=!~;@ ]|$)", re.IGNORECASE)
+_HEADWAY_NAME = re.compile(r"headway\s*(\[|[<>=!~;@ ]|$)", re.IGNORECASE)
 _EXTRA = re.compile(r"""\s*(?:and\s+)?extra\s*==\s*['"]([\w-]+)['"](?:\s+and)?\s*""")
 _SCHEMES = {"gs": "gcp", "gcp-sm": "gcp", "s3": "aws", "aws-sm": "aws", "az": "azure"}
 
@@ -25,33 +25,33 @@ def extras(job: Mapping[str, Any]) -> tuple[str, ...]:
     data = job.get("data", {})
     sources = [str(source["source"]) for part in ("train", "val", "test") for source in data.get(part, ())]
     secrets = [str(secret["ref"]) for secret in job.get("secrets", {}).values()]
-    places = [str(job["outputs"]), str(job.get("export", {}).get("to") or ""), *sources, *secrets]
-    chosen = {_SCHEMES.get(place.partition("://")[0], "") for place in places if "://" in place}
+    urls = [str(job["outputs"]), str(job.get("export", {}).get("to") or ""), *sources, *secrets]
+    names = {_SCHEMES.get(url.partition("://")[0], "") for url in urls if "://" in url}
     if job.get("log_to"):
-        chosen.add("loggers")
+        names.add("loggers")
     if job.get("recipe"):
-        chosen |= {"train", *_of_recipe(str(job["recipe"]))}
-        chosen |= {"data"} if any(not source.startswith("builtin:") for source in sources) else set()
-        chosen |= {"efficientnet"} if "efficientnet_lite0" in job.get("config", {}).values() else set()
+        names |= {"train", *_recipe_extras(str(job["recipe"]))}
+        names |= {"data"} if any(not source.startswith("builtin:") for source in sources) else set()
+        names |= {"efficientnet"} if "efficientnet_lite0" in job.get("config", {}).values() else set()
     elif not job.get("requirements"):
-        chosen |= {"train"}
-    return tuple(sorted(chosen - {""}))
+        names |= {"train"}
+    return tuple(sorted(names - {""}))
 
 
-def _of_recipe(name: str) -> tuple[str, ...]:
+def _recipe_extras(name: str) -> tuple[str, ...]:
     from headway.plugins import RECIPES
 
     return RECIPES[name].extras if name in RECIPES else ()
 
 
-def needed(wheel: Path, wanted: Iterable[str]) -> str:
+def wheel_requirements(wheel: Path, extra_names: Iterable[str]) -> str:
     """Render a requirements file with the wheel's dependencies, for itself and for the wanted extras."""
-    wanted = set(wanted)
-    lines = [f"# What Headway itself needs{', for ' + ', '.join(sorted(wanted)) if wanted else ''}."]
+    extra_names = set(extra_names)
+    lines = [f"# What Headway itself needs{', for ' + ', '.join(sorted(extra_names)) if extra_names else ''}."]
     for line in _metadata(wheel):
         requirement, _, marker = line.partition(";")
-        asked = _EXTRA.search(marker)
-        if (asked and asked[1] not in wanted) or _OWN_NAME.match(requirement.strip()):
+        extra = _EXTRA.search(marker)
+        if (extra and extra[1] not in extra_names) or _HEADWAY_NAME.match(requirement.strip()):
             continue
         marker = _EXTRA.sub(" ", marker).strip()
         lines.append(requirement.strip() + (f"; {marker}" if marker else ""))
@@ -61,9 +61,9 @@ def needed(wheel: Path, wanted: Iterable[str]) -> str:
 def problems(root: Path, name: str) -> list[Problem]:
     """Return what would fail in an image, or be a mistake there. An unreadable file is a problem too."""
     found: list[Problem] = []
-    for file in _with_nested(root, PurePosixPath(name), found):
+    for file in _collect_nested(root, PurePosixPath(name), found):
         for number, line in enumerate(_lines(root / file), start=1):
-            problem = _of_line(line, f"{file}:{number}")
+            problem = _line_problem(line, f"{file}:{number}")
             if problem is not None:
                 found.append(problem)
     return found
@@ -72,20 +72,20 @@ def problems(root: Path, name: str) -> list[Problem]:
 def files(root: Path, name: str) -> list[PurePosixPath]:
     """Return the file and those it includes, relative to `root`. Raises BadPlan if one is missing."""
     found: list[Problem] = []
-    listed = list(_with_nested(root, PurePosixPath(name), found))
+    listed = list(_collect_nested(root, PurePosixPath(name), found))
     if found:
         raise BadPlan(str(found[0]), fix="headway plan")
     return listed
 
 
-def _of_line(line: str, where: str) -> Problem | None:
+def _line_problem(line: str, where: str) -> Problem | None:
     option = _OPTION.match(line)
     if _PASSWORD.search(line):
         what = "a password in a requirements file would be in the image, for everybody who can pull it"
         return Problem(
             what=what, where=where, fix="export PIP_INDEX_URL=… instead: it is used, and left out of the image"
         )
-    if _OWN_NAME.match(line):
+    if _HEADWAY_NAME.match(line):
         what = "Headway is installed from its own wheel: an index may hold another project of that name"
         return Problem(what=what, where=where, fix="remove the line")
     if (option and option[1] in ("-e", "--editable")) or line.startswith((".", "/", "file:")) or " @ file:" in line:
@@ -94,7 +94,7 @@ def _of_line(line: str, where: str) -> Problem | None:
     return None
 
 
-def _with_nested(root: Path, name: PurePosixPath, found: list[Problem]) -> Iterator[PurePosixPath]:
+def _collect_nested(root: Path, name: PurePosixPath, found: list[Problem]) -> Iterator[PurePosixPath]:
     """Yield the file and those it includes, each once, in order."""
     waiting, seen = [name], set()
     while waiting:
@@ -112,10 +112,10 @@ def _with_nested(root: Path, name: PurePosixPath, found: list[Problem]) -> Itera
         for line in _lines(root / file):
             option = _OPTION.match(line)
             if option and option[1] in ("-r", "--requirement", "-c", "--constraint") and "://" not in option[2]:
-                waiting.append(_joined(file.parent, option[2]))
+                waiting.append(_relative_path(file.parent, option[2]))
 
 
-def _joined(folder: PurePosixPath, name: str) -> PurePosixPath:
+def _relative_path(folder: PurePosixPath, name: str) -> PurePosixPath:
     """Normalize the path of an included file: if it still begins with `..`, it leads out of the folder."""
     parts: list[str] = []
     for part in (folder / name).parts:

@@ -20,12 +20,12 @@ from headway.packaging.code import archive_path
 if TYPE_CHECKING:
     from headway.core.plan import Plan
 
-LONGEST_SOURCE = 1 << 20  # bytes; anything longer is data
+MAX_SOURCE_BYTES = 1 << 20  # bytes; anything longer is data
 SOURCES = (".py", ".sh", ".bash", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", "")
 
 # Names and short strings found only in programs that load earlier state. Taken from PyTorch, Lightning, Transformers,
 # Accelerate, DeepSpeed, Keras, TensorFlow, Flax, Orbax, fairseq, and common habits.
-_LOADS = re.compile(
+_LOAD_CALLS = re.compile(
     r"resum(e|ing)|HEADWAY_(RUN|RESUME)_DIR|get_last_checkpoint|latest_checkpoint|last_ckpt|load_state|load_checkpoint"
     r"|load_from_checkpoint|restore_checkpoint|load_ckpt|load_weights|load_model|load_variables|load_optimizer"
     r"|BackupAndRestore|CheckpointManager|train\.Checkpoint|ckpt_path[=:]|--ckpt.path|orbax|restore_file|xgb_model="
@@ -33,7 +33,7 @@ _LOADS = re.compile(
     re.IGNORECASE,
 )
 # General-purpose serializers: evidence only if the same sources both write and read with them.
-_PAIRS = (
+_SAVE_LOAD_PAIRS = (
     ("pickle.dump", "pickle.load"),
     ("joblib.dump", "joblib.load"),
     ("dill.dump", "dill.load"),
@@ -44,7 +44,7 @@ _PAIRS = (
 )
 # A program that starts others, or imports modules by string, may use any source that is sent.
 _DYNAMIC = {"importlib", "runpy", "subprocess", "hydra", "exec", "execv", "execvp", "Popen", "__import__", "system"}
-_LONGEST_WORD = 200  # characters of a string; longer ones are prose
+_MAX_WORD = 200  # characters of a string; longer ones are prose
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def resume_kind(script: str, args: Sequence[str], sources: Mapping[str, str]) ->
     if any(source.starts_headway for source in used):
         return EXACT
     words = {word for source in used for word in source.words} | set(args)
-    return BY_SCRIPT if _loads(words) else BEGINNING
+    return BY_SCRIPT if _loads_state(words) else BEGINNING
 
 
 def kind_of(plan: Plan) -> str:
@@ -97,7 +97,7 @@ def kind_in(plan: Plan, archive: bytes) -> str:
 
 
 def is_source(path: str, size: int) -> bool:
-    return size <= LONGEST_SOURCE and PurePosixPath(path).suffix.lower() in SOURCES
+    return size <= MAX_SOURCE_BYTES and PurePosixPath(path).suffix.lower() in SOURCES
 
 
 def _texts(tar: bytes) -> Iterator[tuple[str, str]]:
@@ -108,13 +108,13 @@ def _texts(tar: bytes) -> Iterator[tuple[str, str]]:
                 yield member.name, body.read().decode("utf-8", "replace")
 
 
-def _loads(words: Iterable[str]) -> bool:
+def _loads_state(words: Iterable[str]) -> bool:
     found = set(words)
-    if any(_LOADS.search(word) for word in found):
+    if any(_LOAD_CALLS.search(word) for word in found):
         return True
     return any(
         any(word.endswith(writes) for word in found) and any(word.endswith(reads) for word in found)
-        for writes, reads in _PAIRS
+        for writes, reads in _SAVE_LOAD_PAIRS
     )
 
 
@@ -129,7 +129,7 @@ def _parse(path: str, text: str) -> _Source:
     prose = _docstrings(tree)
     for node in ast.walk(tree):
         if id(node) not in prose:
-            _note(node, source)
+            _record_node(node, source)
     return source
 
 
@@ -140,7 +140,7 @@ def _plain(text: str) -> _Source:
     return _Source(words=words, starts_headway="headway.start" in words)
 
 
-def _note(node: ast.AST, source: _Source) -> None:
+def _record_node(node: ast.AST, source: _Source) -> None:
     if isinstance(node, ast.Import):
         source.imports |= {alias.name for alias in node.names}
         source.words |= {alias.name for alias in node.names}
@@ -162,7 +162,7 @@ def _note(node: ast.AST, source: _Source) -> None:
         source.words.add(node.arg)
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         source.words.add(node.name)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) <= _LONGEST_WORD:
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) <= _MAX_WORD:
         source.words.add(node.value)
 
 
@@ -188,17 +188,17 @@ def _reachable(script: str, args: Sequence[str], parsed: Mapping[str, _Source]) 
     start = PurePosixPath(script).as_posix()
     if start not in parsed or not start.endswith(".py"):
         return set(parsed)
-    todo, met = [start, *_named(args, parsed)], set[str]()
+    todo, visited = [start, *_files_named(args, parsed)], set[str]()
     while todo:
         path = todo.pop()
-        if path in met:
+        if path in visited:
             continue
-        met.add(path)
+        visited.add(path)
         source = parsed[path]
         if any(part in _DYNAMIC for word in source.words for part in word.split(".")):
             return set(parsed)
-        todo += [*_imported(source.imports, parsed), *_named(source.words, parsed)]
-    return met
+        todo += [*_imported(source.imports, parsed), *_files_named(source.words, parsed)]
+    return visited
 
 
 def _imported(modules: Iterable[str], parsed: Mapping[str, _Source]) -> Iterator[str]:
@@ -211,7 +211,7 @@ def _imported(modules: Iterable[str], parsed: Mapping[str, _Source]) -> Iterator
                 yield path
 
 
-def _named(words: Iterable[str], parsed: Mapping[str, _Source]) -> list[str]:
+def _files_named(words: Iterable[str], parsed: Mapping[str, _Source]) -> list[str]:
     """Return the sent files that a string names: a program to run, or a settings file."""
     ends = {PurePosixPath(word.rpartition("=")[2]).name for word in words if "." in word} - {""}
     return [path for path in parsed if PurePosixPath(path).name in ends]

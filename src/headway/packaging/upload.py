@@ -28,7 +28,7 @@ from headway.spec import Job
 from headway.storage import ABSENT, Store, join, open_store
 
 # The kind of prepared data that each recipe learns from.
-_LEARNS: Final = {
+_LEARNED_FILES: Final = {
     "captioning": "captions",
     "classification": "classes",
     "grading": "grades",
@@ -39,46 +39,46 @@ _BUILT_IN: Final = "builtin:"
 
 def data_problems(job: Job) -> list[Problem]:
     """Find splits, weights, limits and filters that the prepared data on this machine does not support."""
-    if job.recipe not in _LEARNS:
+    if job.recipe not in _LEARNED_FILES:
         return []
     from headway.data.dataset.manifest import check_data
 
     here = {
-        name: tuple(source for source in getattr(job.data, name) if _prepared(source.source))
+        name: tuple(source for source in getattr(job.data, name) if _dataset_fingerprint(source.source))
         for name in ("train", "val", "test")
     }
-    return check_data(replace(job.data, **here), task=_LEARNS[job.recipe])
+    return check_data(replace(job.data, **here), task=_LEARNED_FILES[job.recipe])
 
 
-def fingerprint(source: str) -> str:
+def data_fingerprint(source: str) -> str:
     """Fingerprint the data if that needs no reading of it; UNRESOLVED for remote data, which is resolved at launch."""
     if "://" in source:
         return UNRESOLVED
     if source.startswith(_BUILT_IN):
         return f"{source}@{__version__}"
-    if _prepared(source):
-        from headway.data.dataset.manifest import fingerprint as of_manifest
+    if _dataset_fingerprint(source):
+        from headway.data.dataset.manifest import fingerprint as manifest_fingerprint
 
-        return of_manifest(source)
+        return manifest_fingerprint(source)
     if Path(source).exists():
         return UNRESOLVED
-    raise BadInput(f"no such data: {source}", fix="headway data prepare, or mend the path in the job file")
+    raise BadInput(f"no such data: {source}", fix="headway data prepare, or fix the path in the job file")
 
 
-def _prepared(source: str) -> bool:
+def _dataset_fingerprint(source: str) -> bool:
     return "://" not in source and not source.startswith(_BUILT_IN) and (Path(source) / "manifest.json").is_file()
 
 
 def verify_plan(plan: Plan, target: Target) -> None:
     """Raise BadPlan if a saved plan would now be carried out differently than it says."""
     if plan.headway != __version__:
-        raise _stale(f"it was made by Headway {plan.headway}, this is {__version__}")
-    if _text(target.render(plan)) != _text(plan.requests):
-        raise _stale("its requests would be others now: another interpreter, or a plan edited by hand")
+        raise _stale_plan(f"it was made by Headway {plan.headway}, this is {__version__}")
+    if _requests_text(target.render(plan)) != _requests_text(plan.requests):
+        raise _stale_plan("its requests would be others now: another interpreter, or a plan edited by hand")
     for source, pinned in sorted(plan.data.items()):
-        found = fingerprint(source)
+        found = data_fingerprint(source)
         if UNRESOLVED not in (pinned, found) and found != pinned:
-            raise _stale(f"the data at {source} has changed")
+            raise _stale_plan(f"the data at {source} has changed")
 
 
 def send_code(plan: Plan, *, also_at: str | None = None) -> None:
@@ -87,11 +87,11 @@ def send_code(plan: Plan, *, also_at: str | None = None) -> None:
     code = plan.code
     for key in (f"{code.sha256}.tar.gz", code.wheel):
         store = open_store(join(outputs, "code"))
-        if not _there(store, key):
-            body = _cached(plan, key) or _elsewhere(also_at, key)
+        if not _is_stored(store, key):
+            body = _cached(plan, key) or _find_elsewhere(also_at, key)
             if body is None:
-                raise _stale(f"{key} is not on this machine")
-            _check(plan, key, body)
+                raise _stale_plan(f"{key} is not on this machine")
+            _check_code(plan, key, body)
             try:
                 store.write(key, body, when=ABSENT)
             except Conflict:
@@ -103,7 +103,7 @@ def list_code(plan: Plan, folder: RunFolder) -> None:
     working folder was written by the script."""
     if not plan.job.get("script"):
         return
-    tar = gzip.decompress(_sent(plan))
+    tar = gzip.decompress(_uploaded_code(plan))
     files = {}
     with tarfile.open(fileobj=io.BytesIO(tar)) as members:
         for member in members:
@@ -115,26 +115,26 @@ def list_code(plan: Plan, folder: RunFolder) -> None:
 
 def resume_recorded(plan: Plan) -> str:
     """Determine how a run resumes if its plan does not say: from its recorded code, which `send_code` has uploaded."""
-    return plan.resume_kind or kind_in(plan, _sent(plan))
+    return plan.resume_kind or kind_in(plan, _uploaded_code(plan))
 
 
-def _sent(plan: Plan) -> bytes:
+def _uploaded_code(plan: Plan) -> bytes:
     """Read the uploaded archive, checked."""
     outputs, key = str(plan.job["outputs"]), f"{plan.code.sha256}.tar.gz"
     body = open_store(join(outputs, "code")).read(key)
     try:
-        _check(plan, key, body)
+        _check_code(plan, key, body)
     except BadPlan as error:
         where = join(outputs, "code", key)
         raise BadPlan(f"the code archive is damaged: {error.problem.what}", where=where, fix="headway plan") from None
     return body
 
 
-def _text(requests: Iterable[Request]) -> str:
+def _requests_text(requests: Iterable[Request]) -> str:
     return json.dumps([asdict(request) for request in requests], sort_keys=True)
 
 
-def _there(store: Store, key: str) -> bool:
+def _is_stored(store: Store, key: str) -> bool:
     try:
         return store.stat(key).size > 0
     except NotThere:
@@ -149,24 +149,24 @@ def _cached(plan: Plan, key: str) -> bytes | None:
         return None
 
 
-def _elsewhere(outputs: str | None, key: str) -> bytes | None:
+def _find_elsewhere(outputs: str | None, key: str) -> bytes | None:
     try:
         return open_store(join(outputs, "code")).read(key) if outputs else None
     except NotThere:
         return None
 
 
-def _check(plan: Plan, key: str, body: bytes) -> None:
+def _check_code(plan: Plan, key: str, body: bytes) -> None:
     """Check a file's hash. The archive's hash in the plan is of the uncompressed tar; the wheel's is of the file."""
     try:
         content, pinned = (
             (body, plan.code.wheel_sha256) if key == plan.code.wheel else (gzip.decompress(body), plan.code.sha256)
         )
     except (OSError, EOFError, zlib.error) as error:
-        raise _stale(f"{key} is damaged: {error}") from None
+        raise _stale_plan(f"{key} is damaged: {error}") from None
     if hashlib.sha256(content).hexdigest() != pinned:
-        raise _stale(f"{key} is not the one that was planned")
+        raise _stale_plan(f"{key} is not the one that was planned")
 
 
-def _stale(why: str) -> BadPlan:
+def _stale_plan(why: str) -> BadPlan:
     return BadPlan(f"this plan no longer holds: {why}", fix="headway plan, and review it again")

@@ -15,12 +15,12 @@ from headway._version import __version__
 from headway.core.errors import BadJob, Problem
 from headway.core.plan import EXACT, WEBHOOK, Code, Limits, Plan
 from headway.core.types import Target
-from headway.packaging.code import Package, own_wheel, package
+from headway.packaging.code import Package, build_wheel, package
 from headway.packaging.resume_evidence import is_source, resume_kind
-from headway.packaging.upload import data_problems, fingerprint
-from headway.planning.cost import Cost, cost_of, price_record, reserved
+from headway.packaging.upload import data_fingerprint, data_problems
+from headway.planning.cost import Cost, cost_of, price_record, reserved_s
 from headway.spec import Job, dump
-from headway.spec.rules import closest, processes
+from headway.spec.rules import closest_name, processes
 
 if TYPE_CHECKING:
     import ast
@@ -88,12 +88,12 @@ def arguments(job: Job) -> Iterator[Problem]:
         return
     if "add_argument" not in source:
         return
-    takes = _options(source)
-    if takes is not None:
-        yield from _compared(job, takes)
+    script_options = _parse_options(source)
+    if script_options is not None:
+        yield from _argument_problems(job, script_options)
 
 
-class _Takes:
+class _ScriptOptions:
     """The options that a parser declares, as far as its source states them literally."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class _Takes:
         self.positional = False
 
 
-def _options(source: str) -> _Takes | None:
+def _parse_options(source: str) -> _ScriptOptions | None:
     """Parse the declared options; None if the parser is built in ways that static reading cannot follow."""
     import ast
 
@@ -114,21 +114,25 @@ def _options(source: str) -> _Takes | None:
         tree = ast.parse(source)
     except SyntaxError:
         return None
-    if sum(_called(node) == "ArgumentParser" for node in ast.walk(tree)) != 1:
+    if sum(_is_add_argument(node) == "ArgumentParser" for node in ast.walk(tree)) != 1:
         return None
-    takes = _Takes()
+    script_options = _ScriptOptions()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) == "add_argument" and not _add(takes, node):
+        if (
+            isinstance(node, ast.Call)
+            and _is_add_argument(node) == "add_argument"
+            and not _add_argument(script_options, node)
+        ):
             return None
-    return takes
+    return script_options
 
 
-def _called(node: ast.AST) -> str:
+def _is_add_argument(node: ast.AST) -> str:
     function = getattr(node, "func", None)
     return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
-def _add(takes: _Takes, call: ast.Call) -> bool:
+def _add_argument(script_options: _ScriptOptions, call: ast.Call) -> bool:
     """Read one `add_argument` call; return False if a name is not a string literal."""
     import ast
 
@@ -136,69 +140,77 @@ def _add(takes: _Takes, call: ast.Call) -> bool:
     if len(names) != len(call.args) or not names or any(keyword.arg is None for keyword in call.keywords):
         return False
     if not names[0].startswith("-"):
-        takes.positional = True
+        script_options.positional = True
         return True
     keywords = {str(keyword.arg): keyword.value for keyword in call.keywords}
     action = getattr(keywords.get("action"), "value", None)
     if "action" in keywords and not isinstance(action, str):  # BooleanOptionalAction, or a custom one
         names += [f"--no-{name[2:]}" for name in names if name.startswith("--")]
         action = "store_true"
-    takes.flags |= dict.fromkeys(names, action not in ("store_true", "store_false", "count", "store_const", "help"))
+    script_options.flags |= dict.fromkeys(
+        names, action not in ("store_true", "store_false", "count", "store_const", "help")
+    )
     if getattr(keywords.get("required"), "value", False) is True:
-        takes.required[names[0]] = tuple(names)
+        script_options.required[names[0]] = tuple(names)
     offered = keywords.get("choices")
     if isinstance(offered, ast.List | ast.Tuple) and all(isinstance(e, ast.Constant) for e in offered.elts):
-        takes.choices |= dict.fromkeys(names, tuple(str(e.value) for e in offered.elts if isinstance(e, ast.Constant)))
+        script_options.choices |= dict.fromkeys(
+            names, tuple(str(e.value) for e in offered.elts if isinstance(e, ast.Constant))
+        )
     kind = {"int": int, "float": float}.get(str(getattr(keywords.get("type"), "id", "")))
     if kind is not None and "nargs" not in keywords:
-        takes.numbers |= dict.fromkeys(names, kind)
+        script_options.numbers |= dict.fromkeys(names, kind)
     return True
 
 
-def _compared(job: Job, takes: _Takes) -> Iterator[Problem]:
+def _argument_problems(job: Job, script_options: _ScriptOptions) -> Iterator[Problem]:
     given: set[str] = set()
     words = list(job.args)
     for place, word in enumerate(words):
         if not re.match(r"--?[A-Za-z]", word):
             continue
         name, _, value = word.partition("=")
-        if not word.startswith("--") and word not in takes.flags:  # -b64: a short option with its value
+        if not word.startswith("--") and word not in script_options.flags:  # -b64: a short option with its value
             name, value = word[:2], word[2:]
-        full = _resolved(name, takes)
+        full = _matching_flag(name, script_options)
         if full is None:
-            near = closest(name, takes.flags)
-            fix = f"did you mean {near}?" if near else f"its arguments: {', '.join(sorted(takes.flags)) or 'none'}"
+            near = closest_name(name, script_options.flags)
+            fix = (
+                f"did you mean {near}?"
+                if near
+                else f"its arguments: {', '.join(sorted(script_options.flags)) or 'none'}"
+            )
             yield Problem(what=f"{job.script} takes no argument {name}", where="args", fix=fix)
             continue
         given.add(full)
         follows = value or (words[place + 1] if place + 1 < len(words) else "")
-        yield from _value(job, full, follows, takes)
-    for first, names in takes.required.items():
+        yield from _value_problem(job, full, follows, script_options)
+    for first, names in script_options.required.items():
         if not given & set(names):
             yield Problem(what=f"{job.script} needs the argument {first}", where="args", fix=f"add {first} … to args")
 
 
-def _resolved(name: str, takes: _Takes) -> str | None:
+def _matching_flag(name: str, script_options: _ScriptOptions) -> str | None:
     """Resolve an option name: argparse accepts any unambiguous prefix."""
-    if name in takes.flags or name in ("-h", "--help"):
+    if name in script_options.flags or name in ("-h", "--help"):
         return name
-    fitting = [flag for flag in takes.flags if flag.startswith(name)]
+    fitting = [flag for flag in script_options.flags if flag.startswith(name)]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _value(job: Job, name: str, value: str, takes: _Takes) -> Iterator[Problem]:
-    if not takes.flags.get(name):
+def _value_problem(job: Job, name: str, value: str, script_options: _ScriptOptions) -> Iterator[Problem]:
+    if not script_options.flags.get(name):
         return
     if not value or (value.startswith("--") and len(value) > 2):
         yield Problem(what=f"{name} of {job.script} needs a value", where="args", fix=f"write {name} VALUE")
-    elif name in takes.choices and value not in takes.choices[name]:
-        choices = ", ".join(takes.choices[name])
+    elif name in script_options.choices and value not in script_options.choices[name]:
+        choices = ", ".join(script_options.choices[name])
         yield Problem(what=f"{name} of {job.script} cannot be {value}", where="args", fix=f"choose one of {choices}")
-    elif name in takes.numbers:
+    elif name in script_options.numbers:
         try:
-            takes.numbers[name](value)
+            script_options.numbers[name](value)
         except ValueError:
-            kind = "a whole number" if takes.numbers[name] is int else "a number"
+            kind = "a whole number" if script_options.numbers[name] is int else "a number"
             yield Problem(
                 what=f"{name} of {job.script} must be {kind}, not {value}", where="args", fix=f"fix {name} in args"
             )
@@ -233,30 +245,30 @@ def plan(job: Job, on: str = "local") -> Plan:
         ('local', 1, 1, {'lr': 0.1})
     """
     entry = targets.entry(job, on)
-    unfit = problems(job, entry.options)
+    unsuitable = problems(job, entry.options)
     job = _absolute(job)
     target = targets.make(job, on)
-    found = [*unfit, *target.check(job), *data_problems(job)]
-    if found:
-        raise BadJob(found)
+    refused = [*unsuitable, *target.check(job), *data_problems(job)]
+    if refused:
+        raise BadJob(refused)
     packed = package(job)
     cost = cost_of(job, entry.kind, entry.options)
-    environment = _environment(job, target)
+    environment = _environment_record(job, target)
     dumped = dump(job)
     draft = Plan(
         headway=__version__,
-        job=_told(dumped, {**cost.variables(job), **reserved(job, dumped)}),
+        job=_notify_secrets(dumped, {**cost.variables(job), **reserved_s(job, dumped)}),
         target=on,
         kind=entry.kind,
         options=dict(entry.options),
-        code=_code(packed),
-        data={source: fingerprint(source) for source in _sources(job)},
+        code=_code_record(packed),
+        data={source: data_fingerprint(source) for source in _sources(job)},
         nodes=job.resources.nodes,
         processes=processes(job),
         limits=_limits(cost.within(job), target),
         environment=environment,
         price=price_record(job, dumped, entry.kind, cost, cpus=int(environment["threads"]) * processes(job)),
-        resume=_resume(job, packed),
+        resume=_resume_kind(job, packed),
         notes=(*_notes(packed), *_target_notes(target, job), *_cost_notes(job, cost)),
     )
     return replace(draft, requests=tuple(target.render(draft)))
@@ -282,19 +294,19 @@ def _sources(job: Job) -> list[str]:
     return sorted({source.source for part in (job.data.train, job.data.val, job.data.test) for source in part})
 
 
-def _code(packed: Package) -> Code:
-    wheel, wheel_sha256 = own_wheel()
+def _code_record(packed: Package) -> Code:
+    wheel, wheel_sha256 = build_wheel()
     return Code(
         sha256=packed.sha256,
         files=len(packed.files),
         bytes=packed.bytes,
-        biggest=packed.biggest(),
+        biggest=packed.largest_files(),
         wheel=wheel,
         wheel_sha256=wheel_sha256,
     )
 
 
-def _resume(job: Job, packed: Package) -> str:
+def _resume_kind(job: Job, packed: Package) -> str:
     """Determine how the job resumes, from the sources that are sent."""
     if not job.script:
         return EXACT
@@ -311,8 +323,8 @@ def _limits(job: Job, target: Target) -> Limits:
     """Return the limits on this target: its own if it defines them, else the supervisor's."""
     own = getattr(target, "limits", None)
     if own is not None:
-        said: Limits = own(job)
-        return said
+        target_limits: Limits = own(job)
+        return target_limits
     hours = job.budget.hours
     return Limits(
         budget_s=None if hours is None else hours * 3600,
@@ -322,10 +334,10 @@ def _limits(job: Job, target: Target) -> Limits:
     )
 
 
-def _environment(job: Job, target: Target) -> dict[str, str]:
+def _environment_record(job: Job, target: Target) -> dict[str, str]:
     """Record what bit-exactness depends on. The runtime sets the threads, and reports differences on a resume."""
-    own_cpus = getattr(target, "cpus", None)  # defined by targets whose nodes are other machines
-    cpus = own_cpus(job, processes(job)) if own_cpus is not None else os.cpu_count() or 1
+    asks_cpus = getattr(target, "cpus", None)  # defined by targets whose nodes are other machines
+    cpus = asks_cpus(job, processes(job)) if asks_cpus is not None else os.cpu_count() or 1
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3]))}
@@ -344,10 +356,10 @@ def _target_notes(target: Target, job: Job) -> list[str]:
     return list(notes(job, processes(job))) if notes else []
 
 
-def _told(job: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+def _notify_secrets(job: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
     """Add the run's price variables and webhook secret to the job."""
-    webhook = (job.get("notify") or {}).get("webhook")
-    secrets = {WEBHOOK: {"ref": webhook, "as": "env"}} if webhook else {}
+    webhook_secret = (job.get("notify") or {}).get("webhook")
+    secrets = {WEBHOOK: {"ref": webhook_secret, "as": "env"}} if webhook_secret else {}
     return {**job, "env": {**job["env"], **variables}, "secrets": {**job["secrets"], **secrets}}
 
 

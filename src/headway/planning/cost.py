@@ -13,15 +13,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Denied, HeadwayError, NoBucket, Transient
-from headway.pricing.estimate import Device, Estimate, PastRun, device_of, estimate, remembered
-from headway.pricing.quote import DEFAULT_REGION, GOOGLE, Quote, export_s, kept, quote, region_of
+from headway.pricing.estimate import Device, Estimate, PastRun, device_of, estimate, past_runs
+from headway.pricing.quote import DEFAULT_REGION, GOOGLE, Quote, export_s, quote, region_of, stored_data
 from headway.pricing.table import ACCELERATOR, MACHINE, Table, load, machine_for
 
 if TYPE_CHECKING:
     from headway.spec import Job
 
 
-COMPARED = ("T4", "L4", "V100", "A100")
+COMPARED_ACCELERATORS = ("T4", "L4", "V100", "A100")
 USD_PER_HOUR, BUDGET_USD = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD"  # read by the runtime's progress line
 EXPORT_S, EXPORT_STEP_S = "HEADWAY_EXPORT_S", 30.0  # read by the runtime; rounded up in steps, so that plans are stable
 
@@ -49,12 +49,12 @@ class Cost:
         """Return the variables by which ranks show cost in the progress line."""
         if self.quote is None or not self.priced:
             return {}
-        told = {USD_PER_HOUR: f"{self.quote.billed_usd:.6g}"}
+        prices = {USD_PER_HOUR: f"{self.quote.billed_usd:.6g}"}
         limit = ceiling(job, self.quote)
-        return told if limit is None else {**told, BUDGET_USD: f"{limit:.6g}"}
+        return prices if limit is None else {**prices, BUDGET_USD: f"{limit:.6g}"}
 
 
-def reserved(job: Job, dumped: Mapping[str, Any]) -> dict[str, str]:
+def reserved_s(job: Job, dumped: Mapping[str, Any]) -> dict[str, str]:
     """Return the variable with the duration of earlier exports, so that ranks reserve enough budget for this one."""
     seconds = export_s(dumped) if job.budget.usd is not None or job.budget.hours is not None else None
     if seconds is None or seconds <= EXPORT_STEP_S:  # that much is reserved anyway
@@ -76,15 +76,15 @@ def ceiling(job: Job, bill: Quote) -> float | None:
 
 def price_record(job: Job, dumped: Mapping[str, Any], kind: str, cost: Cost, *, cpus: int | None) -> dict[str, Any]:
     """Return the plan's price record; for a free target, only what the same job would take and cost elsewhere."""
-    past = remembered()
+    past = past_runs()
     device = device_of(dumped, kind, cpus)
     guess = estimate(dumped, device, past)
     record: dict[str, Any] = {}
     if cost.quote is not None:
-        record = _billed(job, cost.quote, guess)
+        record = _bill_record(job, cost.quote, guess)
     if guess is not None:
         record |= {"expected_hours": round(guess.hours, 4), "basis": guess.basis, "estimated_by": guess.how}
-    stored = kept(dumped, past, cost.quote.region if cost.quote is not None else "")
+    stored = stored_data(dumped, past, cost.quote.region if cost.quote is not None else "")
     if stored is not None and "://" in job.outputs:
         record["storage"] = {
             "checkpoints": stored.checkpoints,
@@ -92,11 +92,11 @@ def price_record(job: Job, dumped: Mapping[str, Any], kind: str, cost: Cost, *, 
             "usd_per_month": round(stored.usd_per_month, 4),
             "usd_per_gb_month": round(stored.usd_per_gb_month, 5),
         }
-    table = compared(dumped, cost.quote, past) if guess is not None else []
+    table = compare_accelerators(dumped, cost.quote, past) if guess is not None else []
     return {**record, "elsewhere": table} if table else record
 
 
-def _billed(job: Job, bill: Quote, guess: Estimate | None) -> dict[str, Any]:
+def _bill_record(job: Job, bill: Quote, guess: Estimate | None) -> dict[str, Any]:
     if bill.missing:
         return {"missing": bill.missing, "region": bill.region, "dated": bill.dated}
     limit = ceiling(job, bill)
@@ -124,7 +124,7 @@ def _billed(job: Job, bill: Quote, guess: Estimate | None) -> dict[str, Any]:
     return record
 
 
-def compared(
+def compare_accelerators(
     job: Mapping[str, Any], bill: Quote | None, past: list[PastRun], table: Table | None = None
 ) -> list[dict[str, Any]]:
     """Compare hours and cost on one of each common accelerator, in the quote's region or the default one."""
@@ -132,7 +132,7 @@ def compared(
     region = bill.region if bill is not None and bill.region else DEFAULT_REGION
     factor = bill.factor if bill is not None else 1.0
     rows = []
-    for kind in COMPARED:
+    for kind in COMPARED_ACCELERATORS:
         guess = estimate(job, Device(kind=kind), past)
         machine = machine_for(kind, 1)
         body = table.price(MACHINE, machine, region) if machine else None
@@ -165,39 +165,39 @@ _WIDE = {"US": ("us-",), "EU": ("europe-",), "ASIA": ("asia-",), "NAM4": ("us-ce
          "ASIA1": ("asia-northeast1", "asia-northeast2")}  # fmt: skip
 
 
-def elsewhere(job: Job, kind: str, options: Mapping[str, Any]) -> list[str]:
+def far_buckets(job: Job, kind: str, options: Mapping[str, Any]) -> list[str]:
     """Describe each bucket of the job that is in another region than its target. Ignores other clouds' buckets."""
     if kind not in GOOGLE or options.get("platform") == "plain":
         return []
     region = region_of(options)
     found = []
-    for bucket in sorted(set(_buckets(job))):
+    for bucket in sorted(set(_bucket_urls(job))):
         try:
-            location = location_of(bucket)
+            location = bucket_location(bucket)
         except HeadwayError as error:  # not knowing the location is no reason not to train
             found.append(f"the region of gs://{bucket} is unknown: {error.problem.what}")
             continue
-        if not near(location, region):
+        if not is_near(location, region):
             found.append(
                 f"gs://{bucket} is in {location}, and the job runs in {region}: reads are slower, and traffic is billed"
             )
     return found
 
 
-def near(location: str, region: str) -> bool:
+def is_near(location: str, region: str) -> bool:
     """Return whether a bucket's location is, or covers, a region."""
     wide = _WIDE.get(location.upper())
     return region.startswith(wide) if wide else location.lower() == region.lower()
 
 
-def _buckets(job: Job) -> Iterable[str]:
+def _bucket_urls(job: Job) -> Iterable[str]:
     data = [source.source for part in (job.data.train, job.data.val, job.data.test) for source in part]
     for url in (job.outputs, job.export.to or "", *data):
         if url.startswith("gs://"):
             yield url.removeprefix("gs://").partition("/")[0]
 
 
-def location_of(bucket: str) -> str:
+def bucket_location(bucket: str) -> str:
     """Look up a bucket's location as Cloud Storage names it: US-EAST1, or a multi-region."""
     from headway.storage.gcs import google_credentials
 

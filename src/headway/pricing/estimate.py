@@ -24,7 +24,7 @@ from headway.spec.renamed import current_config
 # One JSON object per line, appended: {"url", "what", "work", "device", "nodes", "length", "examples", "seconds", …}.
 
 
-_REMEMBERED = 2000  # newest lines that are read back
+_HISTORY_FILE = 2000  # newest lines that are read back
 RUN, REHEARSAL = "run", "rehearsal"
 # Settings for how long to train, not what a step does: from a run of 3 epochs, one of 30 can be estimated.
 LENGTHS = ("epochs", "max_epochs", "phase1_epochs", "phase2_epochs")
@@ -53,9 +53,9 @@ def path() -> Path:
     return state_dir() / "experience.jsonl"
 
 
-def learn(new: PastRun) -> None:
+def remember(run: PastRun) -> None:
     """Append a record. Failing to write it costs an estimate, never a run."""
-    line = json.dumps(asdict(new), sort_keys=True) + "\n"
+    line = json.dumps(asdict(run), sort_keys=True) + "\n"
     try:
         path().parent.mkdir(parents=True, exist_ok=True)
         # One append of less than a page: lines of concurrent processes do not mix.
@@ -67,12 +67,12 @@ def learn(new: PastRun) -> None:
         logging.getLogger("headway").warning("what this run took could not be remembered: %s", error)
 
 
-def remembered() -> list[PastRun]:
+def past_runs() -> list[PastRun]:
     """Return the records, oldest first, one per run. Unreadable lines are skipped: they are only hints."""
     try:
         with open(path(), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 20)))
-            lines = file.read().decode("utf-8", "replace").splitlines()[-_REMEMBERED:]
+            lines = file.read().decode("utf-8", "replace").splitlines()[-_HISTORY_FILE:]
     except OSError:
         return []
     found: dict[str, PastRun] = {}
@@ -87,14 +87,14 @@ def remembered() -> list[PastRun]:
     return list(found.values())
 
 
-def what_of(job: Mapping[str, Any]) -> str:
+def task_of(job: Mapping[str, Any]) -> str:
     return str(job["recipe"]) if job.get("recipe") else f"script:{job.get('script')}"
 
 
 def work_of(job: Mapping[str, Any]) -> str:
     """Digest what a step does: recipe or script, its settings except for the length, its data."""
     config = {key: value for key, value in current_config(job).items() if key not in LENGTHS}
-    known = {"what": what_of(job), "args": list(job.get("args") or ()), "config": config, "data": job.get("data")}
+    known = {"what": task_of(job), "args": list(job.get("args") or ()), "config": config, "data": job.get("data")}
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -112,7 +112,9 @@ def length_of(job: Mapping[str, Any]) -> float:
 
 
 TRAINING = 3.0  # forward and backward, as a multiple of the forward pass: backward costs twice as much
-PICTURES_A_CORE_S = 1500.0  # 224-pixel JPEGs that one core decodes and crops: 2,400 measured, less for later processing
+PICTURES_PER_CORE_S = (
+    1500.0  # 224-pixel JPEGs that one core decodes and crops: 2,400 measured, less for later processing
+)
 TOKENS = 20.0  # per caption or sentence, by default
 
 # Billions of multiply-adds per picture of 224 × 224, from the papers.
@@ -130,16 +132,16 @@ _WIDTHS = ("d_model", "dim", "hidden_size", "hidden", "embedding_size", "embeddi
 
 def flops_per_example(config: Mapping[str, Any]) -> float | None:
     """Count the operations per example, forward and backward; None if the settings do not tell."""
-    forward = _pictures(config) + _words(config)
+    forward = _image_flops(config) + _text_flops(config)
     return TRAINING * forward if forward else None
 
 
 def loading_core_s(config: Mapping[str, Any]) -> float:
     """Return the core seconds to load one example. Sentences cost next to nothing."""
-    if not _pictures(config):
+    if not _image_flops(config):
         return 0.0
     sides = 2 if config.get("front") and config.get("back") else 1
-    return sides * (_side(config) / 224.0) ** 2 / PICTURES_A_CORE_S
+    return sides * (_image_side(config) / 224.0) ** 2 / PICTURES_PER_CORE_S
 
 
 def examples_per_epoch(job: Mapping[str, Any]) -> float | None:
@@ -166,21 +168,21 @@ def _rows(source: Mapping[str, Any]) -> int | None:
     return min(rows, int(limit)) if limit else rows
 
 
-def _pictures(config: Mapping[str, Any]) -> float:
-    side = _side(config)
+def _image_flops(config: Mapping[str, Any]) -> float:
+    side = _image_side(config)
     names = [str(config[key]) for key in ("encoder", "backbone", "model", "front", "back") if config.get(key)]
-    known = sum(_GMACS[_plain(name)] for name in names if _plain(name) in _GMACS)
+    known = sum(_GMACS[_normalise(name)] for name in names if _normalise(name) in _GMACS)
     own = 0.0
     if "cnn" in names and _number(config, "width"):  # four layers that halve the picture, the last four times as wide
         own = 2.5 * 9 * float(config["width"]) ** 2 * (side / 2) ** 2 / 1e9
     return 2e9 * (known * (side / 224.0) ** 2 + own)
 
 
-def _side(config: Mapping[str, Any]) -> float:
+def _image_side(config: Mapping[str, Any]) -> float:
     return next((float(config[key]) for key in ("image_size", "picture", "size") if _number(config, key)), 224.0)
 
 
-def _words(config: Mapping[str, Any]) -> float:
+def _text_flops(config: Mapping[str, Any]) -> float:
     """Count a decoder's or Transformer's operations: two per weight and token."""
     if "subwords" in config and config.get("model_size") in _TRANSFORMERS:  # settings left out come from it
         named = dict(zip(("layers", "dim", "ff"), _TRANSFORMERS[config["model_size"]], strict=True))
@@ -205,12 +207,12 @@ def _number(config: Mapping[str, Any], key: str) -> bool:
     return isinstance(config.get(key), int | float) and not isinstance(config.get(key), bool)
 
 
-def _plain(name: str) -> str:
+def _normalise(name: str) -> str:
     return name.lower().replace("-", "_").replace("resnet_", "resnet")
 
 
 MEASURED, ROUGH = "measured", "rough"
-FEEDING = 8  # CPU cores per accelerator on the usual machines
+DATA_BOUND = 8  # CPU cores per accelerator on the usual machines
 START_S, STEP_S = 60.0, 0.01  # overhead of a start and of a step; in small models it exceeds the arithmetic
 
 
@@ -236,7 +238,7 @@ class Device:
     @property
     def cores(self) -> int:
         """Cores that load data, on all nodes."""
-        return (self.count if self.kind is None else FEEDING * self.count) * self.nodes
+        return (self.count if self.kind is None else DATA_BOUND * self.count) * self.nodes
 
     @property
     def tflops(self) -> float | None:
@@ -262,11 +264,11 @@ def device_of(job: Mapping[str, Any], kind: str, cpus: int | None = None) -> Dev
 
 def estimate(job: Mapping[str, Any], device: Device, past: Sequence[PastRun] | None = None) -> Estimate | None:
     """Return the best available estimate; None if nothing is known about this training."""
-    past = remembered() if past is None else past
-    return _same_work(job, device, past) or _same_recipe(job, device, past) or _counted(job, device)
+    past = past_runs() if past is None else past
+    return _from_same_work(job, device, past) or _from_same_recipe(job, device, past) or _from_flops(job, device)
 
 
-def _same_work(job: Mapping[str, Any], device: Device, past: Sequence[PastRun]) -> Estimate | None:
+def _from_same_work(job: Mapping[str, Any], device: Device, past: Sequence[PastRun]) -> Estimate | None:
     work, length = work_of(job), length_of(job)
     same = [one for one in past if one.work == work]
     here = [one for one in same if (one.device, one.nodes) == (device.label, device.nodes)]
@@ -280,28 +282,28 @@ def _same_work(job: Mapping[str, Any], device: Device, past: Sequence[PastRun]) 
     for one in reversed(same):
         ratio = _ratio(Device.of(one.device, one.nodes), device)
         if ratio is not None:
-            hours = max(_floor(job), one.seconds / one.length * length * ratio / 3600)
+            hours = max(_minimum_s(job), one.seconds / one.length * length * ratio / 3600)
             what = "a rehearsal" if one.basis == REHEARSAL else "a run"
             return Estimate(hours=hours, basis=ROUGH, how=f"{what} of this job on {one.device}, by the devices' speeds")
     return None
 
 
-def _same_recipe(job: Mapping[str, Any], device: Device, past: Sequence[PastRun]) -> Estimate | None:
+def _from_same_recipe(job: Mapping[str, Any], device: Device, past: Sequence[PastRun]) -> Estimate | None:
     """Scale from a run with other settings or data, by the number of examples and the devices' speeds."""
     total = _examples(job)
     if total is None or not job.get("recipe"):
         return None
     for one in reversed(past):
-        if one.what != what_of(job) or not one.examples or one.basis == REHEARSAL:
+        if one.what != task_of(job) or not one.examples or one.basis == REHEARSAL:
             continue
         ratio = _ratio(Device.of(one.device, one.nodes), device)
         if ratio is not None:
-            hours = max(_floor(job), one.seconds / one.examples * total * ratio / 3600)
-            return Estimate(hours=hours, basis=ROUGH, how=f"another {what_of(job)} run on {one.device}")
+            hours = max(_minimum_s(job), one.seconds / one.examples * total * ratio / 3600)
+            return Estimate(hours=hours, basis=ROUGH, how=f"another {task_of(job)} run on {one.device}")
     return None
 
 
-def _counted(job: Mapping[str, Any], device: Device) -> Estimate | None:
+def _from_flops(job: Mapping[str, Any], device: Device) -> Estimate | None:
     config = current_config(job)
     each, total, speed = flops_per_example(config), _examples(job), device.tflops
     if not each or not total or not speed:
@@ -310,10 +312,10 @@ def _counted(job: Mapping[str, Any], device: Device) -> Estimate | None:
     # A GPU computes while cores prefetch: the slower of the two counts. Without a GPU, cores do both.
     seconds = computing + loading if device.kind is None else max(computing, loading)
     slower = "its pictures" if device.kind is not None and loading > computing else "the model's arithmetic"
-    return Estimate(hours=_floor(job) + seconds / 3600, basis=ROUGH, how=f"a count of {slower}")
+    return Estimate(hours=_minimum_s(job) + seconds / 3600, basis=ROUGH, how=f"a count of {slower}")
 
 
-def _floor(job: Mapping[str, Any]) -> float:
+def _minimum_s(job: Mapping[str, Any]) -> float:
     """Return the hours of overhead that do not depend on the device's speed."""
     config, total = current_config(job), _examples(job)
     batch = config.get("batch_size") or config.get("batch")
@@ -326,16 +328,16 @@ def _examples(job: Mapping[str, Any]) -> float | None:
     return None if epoch is None else epoch * length_of(job)
 
 
-def _ratio(known: Device, wanted: Device) -> float | None:
+def _ratio(past: Device, wanted: Device) -> float | None:
     """Return how many times longer the wanted device takes."""
-    before, now = known.tflops, wanted.tflops
+    before, now = past.tflops, wanted.tflops
     return before / now if before and now else None
 
 
 # Record what a finished run took and wrote, for estimates in later plans of the same kind.
 
 
-def learn_from(folder: RunFolder, spent_s: float) -> None:
+def record_run(folder: RunFolder, spent_s: float) -> None:
     """Record a finished run. A run that was cut short must not be recorded: it says nothing about the whole."""
     plan, events = folder.plan(), folder.events()
     threads = str(plan.environment.get("threads", ""))
@@ -346,10 +348,10 @@ def learn_from(folder: RunFolder, spent_s: float) -> None:
     length = length_of(plan.job)
     if spent_s <= 0:
         return
-    learn(
+    remember(
         PastRun(
             url=folder.url,
-            what=what_of(plan.job),
+            what=task_of(plan.job),
             work=work_of(plan.job),
             device=device.label,
             nodes=plan.nodes,

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.pricing.estimate import PastRun, length_of, remembered, what_of, work_of
+from headway.pricing.estimate import PastRun, length_of, past_runs, task_of, work_of
 from headway.pricing.table import (
     ACCELERATOR,
     DISK,
-    HOURS_A_MONTH,
+    HOURS_PER_MONTH,
     MACHINE,
     STORAGE,
     Price,
@@ -74,7 +74,7 @@ class Quote:
     @property
     def disk_usd(self) -> float:
         """Dollars per hour for the disks of all nodes."""
-        return self.disk_usd_per_month / HOURS_A_MONTH
+        return self.disk_usd_per_month / HOURS_PER_MONTH
 
     @property
     def billed_usd(self) -> float:
@@ -98,7 +98,7 @@ def quote(job: Job, kind: str, options: Mapping[str, Any], *, table: Table | Non
 
 def _google(job: Job, kind: str, options: Mapping[str, Any], table: Table) -> Quote:
     region = region_of(options)
-    machine, accelerator = shape(job)
+    machine, accelerator = machine_shape(job)
     factor = options.get("management_factor")
     disk, disk_kind = job.resources.disk, str(options.get("disk_type") or "pd-balanced")
     priced = _node(machine, accelerator, region, table)
@@ -128,11 +128,11 @@ def region_of(options: Mapping[str, Any]) -> str:
     return "-".join(parts[:2]) if len(parts) == 3 and len(parts[2]) == 1 else named or DEFAULT_REGION
 
 
-def shape(job: Job) -> tuple[str, tuple[str, int] | None]:
+def machine_shape(job: Job) -> tuple[str, tuple[str, int] | None]:
     """Return the machine type and its accelerators: as named, or the usual one for the requested resources."""
     resources = job.resources
-    asked = resources.accelerator
-    wanted = None if asked is None else (asked.kind, asked.count)
+    requested = resources.accelerator
+    wanted = None if requested is None else (requested.kind, requested.count)
     machine = resources.machine
     if machine is None:
         cpus, memory = resources.cpus, resources.memory
@@ -194,15 +194,15 @@ class StoredData:
         return self.gb * self.usd_per_gb_month
 
 
-def kept(job: Mapping[str, Any], past: Sequence[PastRun] | None = None, region: str = "") -> StoredData | None:
+def stored_data(job: Mapping[str, Any], past: Sequence[PastRun] | None = None, region: str = "") -> StoredData | None:
     """Estimate stored data: checkpoints by the job's retention, and the bundle; None before a similar job has run."""
-    past = remembered() if past is None else past
-    same = [one for one in past if one.work == work_of(job)] or [one for one in past if one.what == what_of(job)]
+    past = past_runs() if past is None else past
+    same = [one for one in past if one.work == work_of(job)] or [one for one in past if one.what == task_of(job)]
     known = next((one for one in reversed(same) if one.checkpoint_bytes), None)
     if known is None or known.checkpoint_bytes is None:
         return None
     return StoredData(
-        checkpoints=retained(job),
+        checkpoints=retained_checkpoints(job),
         checkpoint_gb=known.checkpoint_bytes / 1e9,
         export_gb=(known.export_bytes or known.checkpoint_bytes / 3) / 1e9,  # a third: without the optimizer's state
         usd_per_gb_month=load().per_gb_month(STORAGE, "standard", region, STORAGE_USD_PER_GB_MONTH),
@@ -211,19 +211,19 @@ def kept(job: Mapping[str, Any], past: Sequence[PastRun] | None = None, region: 
 
 def checkpoint_s(job: Mapping[str, Any], past: Sequence[PastRun] | None = None) -> float | None:
     """Return the longest checkpoint time of earlier runs of the same work; None before one has run."""
-    past = remembered() if past is None else past
+    past = past_runs() if past is None else past
     seen = [one.checkpoint_s for one in past if one.work == work_of(job) and one.checkpoint_s is not None]
     return max(seen, default=None)
 
 
 def export_s(job: Mapping[str, Any], past: Sequence[PastRun] | None = None) -> float | None:
     """Return the longest export time of earlier runs of the same work; None before one has run."""
-    past = remembered() if past is None else past
+    past = past_runs() if past is None else past
     seen = [one.export_s for one in past if one.work == work_of(job) and one.export_s is not None]
     return max(seen, default=None)
 
 
-def retained(job: Mapping[str, Any]) -> int:
+def retained_checkpoints(job: Mapping[str, Any]) -> int:
     """Count the checkpoints that are left at the end by the retention rules."""
     rules = job.get("checkpoint") or {}
     every = rules.get("keep_every")

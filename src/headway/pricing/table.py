@@ -32,22 +32,22 @@ PEAK_TFLOPS = {
 CPU_CORE_TFLOPS = 0.11  # measured here: 218 GFLOPS on two cores
 # Share of the peak. The faster a device, the less of it a model of ordinary size keeps busy: between a T4 and an A100
 # people see a factor of 2.5 to 3, not 4.8 (T4 6–8 h, V100 3–4 h, A100 2–3 h for the same job).
-GPU_SHARE, CPU_SHARE, DAMPED = 0.25, 0.5, 0.65
+GPU_UTILISATION, CPU_UTILISATION, SCALING_EXPONENT = 0.25, 0.5, 0.65
 
 
 def sustained_tflops(kind: str | None, count: int = 1, *, cpus: int = 1) -> float | None:
     """Estimate the teraflops that ordinary training sustains on one node; None for a device without figures."""
     if kind is None:
-        return CPU_CORE_TFLOPS * CPU_SHARE * max(1, cpus)
+        return CPU_CORE_TFLOPS * CPU_UTILISATION * max(1, cpus)
     peak = PEAK_TFLOPS.get(kind)
     if peak is None:
         return None
     reference = PEAK_TFLOPS["T4"]
-    return float(GPU_SHARE * reference * (peak / reference) ** DAMPED * count**0.9)
+    return float(GPU_UTILISATION * reference * (peak / reference) ** SCALING_EXPONENT * count**0.9)
 
 
 # Accelerators built into their machine types: machine type by number of accelerators.
-_BUILT_IN = {
+_MACHINES_WITH_GPU = {
     "L4": {1: "g2-standard-8", 2: "g2-standard-24", 4: "g2-standard-48", 8: "g2-standard-96"},
     "A100": {n: f"a2-highgpu-{n}g" for n in (1, 2, 4, 8)} | {16: "a2-megagpu-16g"},
     "A100-80GB": {n: f"a2-ultragpu-{n}g" for n in (1, 2, 4, 8)},
@@ -56,13 +56,13 @@ _BUILT_IN = {
     "H200": {8: "a3-ultragpu-8g"},
 }
 # Accelerators attached to general-purpose machines: with enough CPUs to feed them, up to the most that is allowed.
-_MOST_CPUS = {
+_MAX_CPUS_PER_GPU = {
     "T4": {1: 16, 2: 32, 4: 96},
     "P4": {1: 16, 2: 32, 4: 96},
     "P100": {1: 16, 2: 32, 4: 32},
     "V100": {1: 8, 2: 16, 4: 32, 8: 96},
 }
-_FEEDS = {1: 8, 2: 16, 4: 32, 8: 64}
+_CPUS_PER_GPU = {1: 8, 2: 16, 4: 32, 8: 64}
 _N1 = (4, 8, 16, 32, 64, 96)  # n1-standard-1 and -2 are not offered for training
 _G2 = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
 _GIB_PER_CPU = {"n1-standard": 3.75, "n1-highmem": 6.5, "g2-standard": 4.0}
@@ -73,15 +73,15 @@ def machine_for(kind: str, count: int, *, cpus: int | None = None, memory: int |
 
     None if that combination is not sold. If none is large enough, the usual one: the target reports the problem.
     """
-    if kind in _BUILT_IN:
-        usual = _BUILT_IN[kind].get(count)
+    if kind in _MACHINES_WITH_GPU:
+        usual = _MACHINES_WITH_GPU[kind].get(count)
         sizes = [size for size, has in _G2.items() if kind == "L4" and has == count and size >= 8]
         return _smallest("g2-standard", sizes, cpus, memory) or usual
-    most = _MOST_CPUS.get(kind, {}).get(count)
+    most = _MAX_CPUS_PER_GPU.get(kind, {}).get(count)
     if most is None:
         return None
-    sizes = [size for size in _N1 if _FEEDS[count] <= size <= most]
-    return _general(sizes, cpus, memory) or f"n1-standard-{_FEEDS[count]}"
+    sizes = [size for size in _N1 if _CPUS_PER_GPU[count] <= size <= most]
+    return _general(sizes, cpus, memory) or f"n1-standard-{_CPUS_PER_GPU[count]}"
 
 
 def _general(sizes: Iterable[int], cpus: int | None, memory: int | None) -> str | None:
@@ -114,9 +114,9 @@ def machine_with(cpus: int | None, memory: int | None) -> str:
 COLUMNS = "kind,name,count,vcpus,memory_gib,region,usd_per_hour,spot_usd_per_hour"
 MACHINE, ACCELERATOR, DISK, STORAGE = "machine", "accelerator", "disk", "storage"
 KINDS = (MACHINE, ACCELERATOR, DISK, STORAGE)
-HOURS_A_MONTH = 730
-_OWN = Path(__file__).with_name("prices.csv")
-_LARGEST = 16 << 20
+HOURS_PER_MONTH = 730
+_BUNDLED_TABLE = Path(__file__).with_name("prices.csv")
+_MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Table:
     def per_gb_month(self, kind: str, name: str, region: str, otherwise: float) -> float:
         """Look up a disk or bucket, whose rows are per GB and hour; `otherwise` if the table has none."""
         found = self.price(kind, name, region)
-        return otherwise if found is None else found.usd * HOURS_A_MONTH
+        return otherwise if found is None else found.usd * HOURS_PER_MONTH
 
     def regions(self, kind: str, name: str) -> list[str]:
         return sorted({row.region for row in self.rows(kind, name)})
@@ -188,15 +188,15 @@ def _read(path: Path, stamp: int) -> Table:
 
 def load() -> Table:
     """Load the newer of the package's own table and the one stored by `headway prices --update`."""
-    own = _read(_OWN, _OWN.stat().st_mtime_ns)
-    kept = kept_path()
-    if not kept.exists():
-        return own
-    other = _read(kept, kept.stat().st_mtime_ns)
-    return other if other.dated >= own.dated else own
+    bundled = _read(_BUNDLED_TABLE, _BUNDLED_TABLE.stat().st_mtime_ns)
+    updated = updated_path()
+    if not updated.exists():
+        return bundled
+    chosen = _read(updated, updated.stat().st_mtime_ns)
+    return chosen if chosen.dated >= bundled.dated else bundled
 
 
-def kept_path() -> Path:
+def updated_path() -> Path:
     return state_dir() / "prices.csv"
 
 
@@ -218,8 +218,8 @@ def update(path: Path) -> Table:
     from headway.storage import open_store
 
     try:
-        if path.stat().st_size > _LARGEST:
-            raise BadInput(f"a price table has at most {_LARGEST:,} bytes", where=str(path))
+        if path.stat().st_size > _MAX_BYTES:
+            raise BadInput(f"a price table has at most {_MAX_BYTES:,} bytes", where=str(path))
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the price table cannot be read: {error}", where=str(path)) from None
@@ -230,7 +230,7 @@ def update(path: Path) -> Table:
                 _row(line)
             except ValueError as error:
                 raise BadInput(f"not a price: {error}", where=f"{path}:{number}", fix=COLUMNS) from None
-    open_store(str(kept_path().parent)).write(kept_path().name, text.encode())
+    open_store(str(updated_path().parent)).write(updated_path().name, text.encode())
     return table
 
 

@@ -49,14 +49,14 @@ def open_picture(path: str) -> Picture:
         ) from None
 
 
-def middle_square(picture: Picture, side: int) -> Tensor:
+def center_crop(picture: Picture, side: int) -> Tensor:
     """Return the centre square as encoder input: uint8 (3, side, side)."""
     from PIL import Image, ImageOps
 
     return _pixels(ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC))
 
 
-def squashed(picture: Picture, side: int) -> Tensor:
+def resize_square(picture: Picture, side: int) -> Tensor:
     """Resize the whole picture, ignoring its aspect ratio: a crop would hide parts that must be graded."""
     from PIL import Image
 
@@ -113,25 +113,25 @@ def _mask(x: Tensor, dropped: int) -> Tensor:
 # Load a bundle's weights into a model, strictly.
 
 
-def fill(model: nn.Module, bundle: Bundle) -> None:
+def load_weights(model: nn.Module, bundle: Bundle) -> None:
     """Load all weights and switch to eval mode. Raises BadBundle naming the first keys or shapes that do not match."""
-    with fitting(bundle):
+    with wrap_load_errors(bundle):
         missing, extra = model.load_state_dict(bundle.weights(), strict=False)
     odd = [name for name in (*missing, *extra) if name != "_extra_state"]
     if odd:
-        raise _misfit(bundle, ", ".join(odd[:3]))
+        raise _mismatch_error(bundle, ", ".join(odd[:3]))
     model.eval()
 
 
 @contextmanager
-def fitting(bundle: Bundle) -> Iterator[None]:
+def wrap_load_errors(bundle: Bundle) -> Iterator[None]:
     """Convert torch's shape-mismatch error to BadBundle."""
     try:
         yield
     except RuntimeError as error:
         lines = str(error).strip().splitlines()
-        raise _misfit(bundle, lines[min(1, len(lines) - 1)].strip()) from None
+        raise _mismatch_error(bundle, lines[min(1, len(lines) - 1)].strip()) from None
 
 
-def _misfit(bundle: Bundle, what: str) -> BadBundle:
+def _mismatch_error(bundle: Bundle, what: str) -> BadBundle:
     return BadBundle(f"its weights do not fit its settings: {what}", where=bundle.url, fix=AGAIN)

@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
-from headway.artifacts.predictor import PredictionError, Service, bad_request
+from headway.artifacts.predictor import PredictionError, PredictionService, bad_request
 from headway.serving import openapi
 from headway.serving.batching import Batcher
 from headway.serving.inputs import Fetch, Limits, Reader
@@ -38,7 +38,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class Gauges:
+class ServingMetrics:
     """Prometheus metrics, in their own registry, so that two servers in one process do not share them."""
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class Settings:
 class Server:
     """One model with its queue and its state: loading, ready or draining."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
-        self.settings, self.service, self.gauges = settings, service, Gauges()
+    def __init__(self, service: PredictionService, settings: Settings) -> None:
+        self.settings, self.service, self.gauges = settings, service, ServingMetrics()
         self.draining = False
         self._reader = Reader(service.fields, settings.limits, settings.fetch)
         self._batcher: Batcher | None = None
@@ -102,7 +102,7 @@ class Server:
             lambda prepared, explain: self.service.answer(prepared, explain=explain),
             batch=limits.batch,
             queue=limits.queue,
-            told=self.gauges.batch,
+            on_batch=self.gauges.batch,
         )
         self._batcher.start()
         self.gauges.ready.set(1)
@@ -123,21 +123,21 @@ class Server:
         explain = _explain(body.get("parameters"))
         if self._batcher is None:
             raise PredictionError(503, "the server is not ready", headers={"Retry-After": "1"})
-        waited = asyncio.wait_for(self._answered(self._batcher, instances, explain), self.settings.limits.seconds)
+        waited = asyncio.wait_for(self._predict(self._batcher, instances, explain), self.settings.limits.seconds)
         try:
             return await waited
         except asyncio.TimeoutError:
-            told = f"the request took longer than {self.settings.limits.seconds:g} seconds"
-            raise PredictionError(504, told, headers={"Retry-After": "5"}) from None
+            detail = f"the request took longer than {self.settings.limits.seconds:g} seconds"
+            raise PredictionError(504, detail, headers={"Retry-After": "5"}) from None
 
-    async def _answered(
+    async def _predict(
         self, batcher: Batcher, instances: Sequence[Mapping[str, Any]], explain: bool
     ) -> list[dict[str, Any]]:
-        with batcher.room_for(len(instances)):
-            prepared = await asyncio.to_thread(self._prepared, instances)
-        return await batcher.ask(prepared, explain=explain)
+        with batcher.reserve(len(instances)):
+            prepared = await asyncio.to_thread(self._prepare_all, instances)
+        return await batcher.predict(prepared, explain=explain)
 
-    def _prepared(self, instances: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _prepare_all(self, instances: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [self._prepare(each, f"/instances/{number}") for number, each in enumerate(instances)]
 
     def _prepare(self, instance: Mapping[str, Any], at: str) -> Any:
@@ -155,7 +155,7 @@ def application(server: Server) -> Starlette:
     name, settings = server.settings.name, server.settings
 
     def route(path: str, handler: Handler, *methods: str, open_: bool = False) -> Route:
-        return Route(path, _guarded(server, path, handler, open_=open_), methods=list(methods))
+        return Route(path, _with_error_handling(server, path, handler, open_=open_), methods=list(methods))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -183,7 +183,7 @@ def application(server: Server) -> Starlette:
         route("/", handle.index, "GET", open_=True),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    handlers = {404: _nothing_here, 405: _nothing_here}
+    handlers = {404: _not_found, 405: _not_found}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
@@ -248,7 +248,7 @@ _PAGE = {
 }
 
 
-def _guarded(server: Server, path: str, handler: Handler, *, open_: bool) -> Handler:
+def _with_error_handling(server: Server, path: str, handler: Handler, *, open_: bool) -> Handler:
     """Wrap a handler: check the token, map errors to responses, count and log the request."""
 
     async def guarded(request: Request) -> Response:
@@ -286,7 +286,7 @@ def _problem(refusal: PredictionError) -> Response:
     return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers, media_type=PROBLEM)
 
 
-async def _nothing_here(request: Request, error: Any) -> Response:
+async def _not_found(request: Request, error: Any) -> Response:
     if error.status_code == 405:
         return _problem(
             PredictionError(405, f"{request.method} is not allowed for this path", headers=dict(error.headers or {}))
@@ -303,14 +303,14 @@ async def _body(request: Request, limits: Limits) -> Any:
 
 async def _json(request: Request, limits: Limits) -> Any:
     try:
-        return json.loads(await _bytes(request, limits), parse_constant=_no_number)
+        return json.loads(await _bytes(request, limits), parse_constant=_reject_nan)
     except RecursionError:
         raise bad_request("the body is nested too deeply") from None
     except ValueError as error:
         raise bad_request(f"the body is not JSON: {error}") from None
 
 
-def _no_number(text: str) -> Any:
+def _reject_nan(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 

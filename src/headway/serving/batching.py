@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headway.artifacts.predictor import Field, Instance, PredictionError, Service
+from headway.artifacts.predictor import Field, Instance, PredictionError, PredictionService
 
 log = logging.getLogger("headway.serve")
 
@@ -25,7 +25,7 @@ Work = Callable[[Sequence[Any], bool], list[Any]]  # (prepared inputs, explain) 
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingRequest:
     prepared: Any
     explain: bool
     answer: asyncio.Future[Any]
@@ -42,12 +42,12 @@ class ThroughputEstimate:
 
 
 class Batcher:
-    """Queues inputs and runs the model in one thread of its own. Call `ask` on the event loop."""
+    """Queues inputs and runs the model in one thread of its own. Call `predict` on the event loop."""
 
-    def __init__(self, work: Work, *, batch: int, queue: int, told: Callable[[int, float], None]) -> None:
-        self._work, self._batch, self._queue, self._told = work, batch, queue, told
-        self._waiting: deque[_Asked] = deque()
-        self._held = 0  # reserved for inputs that are being decoded
+    def __init__(self, work: Work, *, batch: int, queue: int, on_batch: Callable[[int, float], None]) -> None:
+        self._work, self._batch, self._queue, self._on_batch = work, batch, queue, on_batch
+        self._waiting: deque[_PendingRequest] = deque()
+        self._reserved = 0  # reserved for inputs that are being decoded
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._pace = ThroughputEstimate()
@@ -72,30 +72,30 @@ class Batcher:
         await asyncio.to_thread(self._thread.shutdown)
 
     @contextmanager
-    def room_for(self, more: int) -> Iterator[None]:
+    def reserve(self, more: int) -> Iterator[None]:
         """Reserve places in the queue while inputs are decoded.
 
         Raises PredictionError 429 if it is full, before anything is decoded.
 
         Inputs being decoded count as well as waiting ones, so that a burst of requests cannot exceed the limit.
         """
-        taken = len(self._waiting) + self._held
+        queued = len(self._waiting) + self._reserved
         if more > self._queue:
             raise PredictionError(413, f"{more} inputs: the queue holds at most {self._queue}", at="/instances")
-        if taken + more > self._queue:
-            seconds = max(1, round(taken * self._pace.seconds_each))
-            told = f"the queue is full: {taken} of at most {self._queue} inputs are waiting"
-            raise PredictionError(429, told, headers={"Retry-After": str(seconds)})
-        self._held += more
+        if queued + more > self._queue:
+            seconds = max(1, round(queued * self._pace.seconds_each))
+            message = f"the queue is full: {queued} of at most {self._queue} inputs are waiting"
+            raise PredictionError(429, message, headers={"Retry-After": str(seconds)})
+        self._reserved += more
         try:
             yield
         finally:
-            self._held -= more
+            self._reserved -= more
 
-    async def ask(self, prepared: Sequence[Any], *, explain: bool) -> list[Any]:
+    async def predict(self, prepared: Sequence[Any], *, explain: bool) -> list[Any]:
         """Return the answers to these inputs, in order. Cancelled requests (timeout, disconnect) cost no model time."""
         loop = asyncio.get_running_loop()
-        asked = [_Asked(each, explain, loop.create_future()) for each in prepared]
+        asked = [_PendingRequest(each, explain, loop.create_future()) for each in prepared]
         self._waiting.extend(asked)
         self._arrived.set()
         try:
@@ -117,13 +117,13 @@ class Batcher:
             answers = await loop.run_in_executor(self._thread, self._answers, batch)
             seconds = time.perf_counter() - began
             self._pace.note(seconds, len(batch))
-            self._told(len(batch), seconds)
+            self._on_batch(len(batch), seconds)
             for asked, answer in zip(batch, answers, strict=True):
                 _deliver(asked.answer, answer)
 
-    def _next(self) -> list[_Asked]:
+    def _next(self) -> list[_PendingRequest]:
         """Return the next batch, oldest first, without cancelled inputs; all of a batch have the same `explain`."""
-        batch: list[_Asked] = []
+        batch: list[_PendingRequest] = []
         while self._waiting and len(batch) < self._batch:
             first = self._waiting[0]
             if first.answer.done():
@@ -134,7 +134,7 @@ class Batcher:
                 batch.append(self._waiting.popleft())
         return batch
 
-    def _answers(self, batch: list[_Asked]) -> list[Any]:
+    def _answers(self, batch: list[_PendingRequest]) -> list[Any]:
         """Run the model on a batch, in its thread.
 
         If it fails, run each input alone, so that a bad input fails only itself.
@@ -164,7 +164,7 @@ def _deliver(answer: asyncio.Future[Any], value: Any) -> None:
 # times worse.
 
 
-_TOGETHER: Final = 8  # inputs in the measured batch; a single input is measured too
+_BATCH_SIZES: Final = 8  # inputs in the measured batch; a single input is measured too
 _ROUNDS: Final = 3
 _LONG_S: Final = 2.0  # no further round after this
 
@@ -177,7 +177,7 @@ def wait_briefly() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def choose(service: Service) -> str:
+def choose_batch_size(service: PredictionService) -> str:
     """Measure each thread count on synthetic inputs, set the fastest and return a description.
 
     Respects OMP_NUM_THREADS.
@@ -189,7 +189,7 @@ def choose(service: Service) -> str:
         return f"{most}, from OMP_NUM_THREADS"
     if most == 1:
         return "1"
-    prepared = [service.prepare(made_up(service.fields)) for _ in range(_TOGETHER)]
+    prepared = [service.prepare(sample_instance(service.fields)) for _ in range(_BATCH_SIZES)]
     taken = {count: float("inf") for count in _counts(most)}
     began = time.monotonic()
     for _ in range(_ROUNDS):
@@ -203,7 +203,7 @@ def choose(service: Service) -> str:
     return f"{best} of {most}: " + ", ".join(f"{1e3 * taken[count]:.0f} ms with {count}" for count in taken)
 
 
-def made_up(fields: Sequence[Field]) -> Instance:
+def sample_instance(fields: Sequence[Field]) -> Instance:
     import numpy as np
 
     grey = np.linspace(0, 255, 224, dtype=np.uint8)[:, None, None].repeat(224, axis=1).repeat(3, axis=2)
@@ -215,7 +215,7 @@ def _counts(most: int) -> list[int]:
     return sorted({*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most})
 
 
-def _seconds(service: Service, prepared: Sequence[Any]) -> float:
+def _seconds(service: PredictionService, prepared: Sequence[Any]) -> float:
     began = time.perf_counter()
     service.answer(prepared[:1], explain=False)
     service.answer(prepared, explain=False)

@@ -66,16 +66,16 @@ def decode_picture(body: bytes, *, pixels: int, at: str) -> NDArray[np.uint8]:
 
 
 def _upright(file: Any) -> NDArray[np.uint8]:
-    turned = ImageOps.exif_transpose(file)
-    if turned.mode in ("RGBA", "LA", "PA") or "transparency" in turned.info:
-        turned = turned.convert("RGBA")
-        white = Image.new("RGBA", turned.size, (255, 255, 255, 255))
-        turned = Image.alpha_composite(white, turned)
-    return np.asarray(turned.convert("RGB"))
+    rotated = ImageOps.exif_transpose(file)
+    if rotated.mode in ("RGBA", "LA", "PA") or "transparency" in rotated.info:
+        rotated = rotated.convert("RGBA")
+        white = Image.new("RGBA", rotated.size, (255, 255, 255, 255))
+        rotated = Image.alpha_composite(white, rotated)
+    return np.asarray(rotated.convert("RGB"))
 
 
 # Matches text that is not blank in both Python and JavaScript, whose \s differ.
-SAYS_SOMETHING = "[^\\s\\u001c-\\u001f\\u0085\\ufeff]"
+HAS_LETTERS = "[^\\s\\u001c-\\u001f\\u0085\\ufeff]"
 Fetch = Callable[[str, str], bytes]  # (URL, JSON pointer) -> body
 
 
@@ -123,7 +123,7 @@ class Reader:
         return decode_picture(body, pixels=self._limits.pixels, at=at)
 
     def _text(self, value: Any, at: str) -> str:
-        if not isinstance(value, str) or not re.search(SAYS_SOMETHING, value):
+        if not isinstance(value, str) or not re.search(HAS_LETTERS, value):
             raise bad_request("the text is empty", at)
         if len(value) > self._limits.text:
             raise PredictionError(413, f"{len(value)} characters: at most {self._limits.text} are allowed", at=at)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headway._version import __version__
 from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
 from headway.artifacts.predictor import Field, bad_request
-from headway.serving.inputs import SAYS_SOMETHING
+from headway.serving.inputs import HAS_LETTERS
 
 if TYPE_CHECKING:
     from headway.serving.app import Settings
@@ -211,7 +211,7 @@ def _value(settings: Settings, field: Field) -> dict[str, Any]:
         wrapped = {"type": "object", "required": ["b64"], "properties": {"b64": plain}, "additionalProperties": False}
         return {"anyOf": [plain, wrapped], "description": f"{field.summary}, as base64"}
     limit = settings.limits.text
-    pattern = {"minLength": 1, "maxLength": limit, "pattern": SAYS_SOMETHING}
+    pattern = {"minLength": 1, "maxLength": limit, "pattern": HAS_LETTERS}
     return {"type": "string", **pattern, "description": field.summary}
 
 

@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from headway.spec.model import Accelerator, Cadence, Secret
-from headway.spec.rules import closest
+from headway.spec.rules import closest_name
 
 # What people type for durations, sizes, cadences and accelerators, and the way back. Pure text, no input or output.
 #
@@ -149,7 +149,7 @@ def accelerator(text: str) -> Accelerator:
     """`T4:1`, or `T4` for one of them."""
     kind, _, count = text.strip().partition(":")
     if kind not in ACCELERATORS:
-        near = closest(kind, ACCELERATORS)
+        near = closest_name(kind, ACCELERATORS)
         known = f"one of {', '.join(ACCELERATORS)} (GPU: whatever the machine has)"
         raise BadUnit(
             f"unknown accelerator '{kind}'", f"did you mean {near}:{count or 1}?" if near else f"write {known}"

@@ -13,8 +13,8 @@ from headway.core.errors import BadJob, BadPlan, MissingExtra, Problem
 from headway.plugins import Catalog, Loader, shipped
 from headway.spec.fields import recorded_keys_of
 from headway.spec.model import Data, Job, Source, TargetEntry, TargetName
-from headway.spec.renamed import current
-from headway.spec.rules import Node, closest, job_problems, members, tree_of
+from headway.spec.renamed import translate_former
+from headway.spec.rules import Node, closest_name, job_problems, members, tree_of
 from headway.spec.validate import BAD, Reader, ValidationContext
 
 # A job as plain JSON and back: numbers for durations and sizes, `as_` written as `as`. Goes into plan.json.
@@ -54,7 +54,9 @@ def from_plain(plain: Mapping[str, Any], cls: type[T], *, where: str = "plan") -
     """
     problems: list[Problem] = []
     try:
-        value = Reader(ValidationContext(problems, typed=False)).dataclass(tree_of(current(cls, plain), where), cls)
+        value = Reader(ValidationContext(problems, typed=False)).dataclass(
+            tree_of(translate_former(cls, plain), where), cls
+        )
     except RecursionError:
         raise BadPlan("nested too deep", where=where, fix="headway plan --out plan.json") from None
     if value is BAD or problems:
@@ -209,7 +211,7 @@ class _JobReader:
         return name if name in self.catalog.recipes else self._unknown(node, "recipe", name, self.catalog.recipes)
 
     def _unknown(self, node: Node | None, what: str, name: str, known: Mapping[str, Loader]) -> Any:
-        near = closest(name, known)
+        near = closest_name(name, known)
         fix = f"did you mean {near}?" if near else f"write one of {', '.join(sorted(known))}"
         return self.to.report(f"unknown {what} '{name[:60]}'", node.where if node else "", fix)
 

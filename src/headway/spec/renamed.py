@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class Former(Protocol):
+class FormerKey(Protocol):
     """A former spelling or meaning of an option."""
 
     @property
@@ -95,13 +95,13 @@ class ShareOfSteps:
         return f"write the number of steps, such as {steps} (epochs × samples / batch_size)"
 
 
-def renamed_in(cls: Any) -> Mapping[str, Former]:
+def renamed_in(cls: Any) -> Mapping[str, FormerKey]:
     """Return the table of a dataclass of options; empty if it has none."""
-    table: Mapping[str, Former] = getattr(cls, "RENAMED", {})
+    table: Mapping[str, FormerKey] = getattr(cls, "RENAMED", {})
     return table
 
 
-def current(cls: Any, plain: Mapping[str, Any]) -> dict[str, Any]:
+def translate_former(cls: Any, plain: Mapping[str, Any]) -> dict[str, Any]:
     """Translate recorded options to the names and values that `cls` has today."""
     table, found = renamed_in(cls), dict[str, Any]()
     for name, value in plain.items():
@@ -115,7 +115,7 @@ def current_config(job: Mapping[str, Any]) -> dict[str, Any]:
     from headway.plugins import RECIPES
 
     config, recipe = dict(job.get("config") or {}), RECIPES.get(str(job.get("recipe")))
-    return current(recipe.load_config(), config) if recipe else config
+    return translate_former(recipe.load_config(), config) if recipe else config
 
 
 def written(options: Mapping[str, Any]) -> str:

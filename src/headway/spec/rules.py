@@ -86,15 +86,15 @@ def conflicts(cls: type, given: Iterable[str]) -> Iterator[tuple[str, str, str]]
     choice = ONE_OF.get(cls, ())
     chosen = [name for name in given if name in choice]
     if choice and not chosen:
-        yield f"one of {_listed(choice)} is missing", "", f"add {choice[0]}: … or {choice[1]}: …"
+        yield f"one of {_join_names(choice)} is missing", "", f"add {choice[0]}: … or {choice[1]}: …"
     for first, second in combinations(chosen, 2):
         yield f"both {first} and {second} are given", second, "keep one of the two"
     for first, second, fix in NOT_BESIDE.get(cls, ()):
         if first in given and second in given:
-            yield f"{second} cannot stand beside {first}", second, fix
+            yield f"{second} cannot be used together with {first}", second, fix
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -150,7 +150,7 @@ def _repeated(entries: Node | None, key: str, path: str) -> Iterator[Problem]:
 LONGEST = 60  # nobody mistypes more: comparing is quadratic in the length
 
 
-def closest(typed: str, known: Iterable[str]) -> str | None:
+def closest_name(typed: str, known: Iterable[str]) -> str | None:
     """The known name that was probably meant, if any."""
     if len(typed) > LONGEST:
         return None

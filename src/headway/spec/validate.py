@@ -29,8 +29,8 @@ from headway.spec.fields import (
     unmarked,
 )
 from headway.spec.model import Accelerator, Cadence, Secret
-from headway.spec.renamed import Former, overrides, renamed_in, written
-from headway.spec.rules import Node, closest, members
+from headway.spec.renamed import FormerKey, overrides, renamed_in, written
+from headway.spec.rules import Node, closest_name, members
 
 # Single values: texts, numbers, switches. Each is checked, or reported with what to write instead.
 
@@ -40,7 +40,7 @@ BAD: Any = object()  # stands where a value could not be read; the reason is amo
 WHERE_EXPANDED = "data sources, outputs, export.to, init_from, cache.dir, image and env"
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
-_BIGGEST = 2**63  # what other programs that read a plan can hold
+_MAX_INT = 2**63  # what other programs that read a plan can hold
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
@@ -102,7 +102,7 @@ def read_number(node: Node, kind: type, extra: tuple[object, ...], path: str, to
     value = node.value
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return wrong_type(node, kind, path, to)
-    if isinstance(value, int) and abs(value) >= _BIGGEST:
+    if isinstance(value, int) and abs(value) >= _MAX_INT:
         return to.report(f"{path}: {shown(node)} is too large", node.where, "write a smaller number")
     if not math.isfinite(value):  # JSON has no such number, and a plan is JSON
         return to.report(f"{path}: {shown(node)} is not a finite number", node.where, "write a finite one")
@@ -118,7 +118,7 @@ def _with_unit(node: Node, read: Any, unit: str, path: str, to: ValidationContex
         form = fields.FORMS[unit]
         return to.report(f"{path} must be {form.words}, not {shown(node)}", node.where, f"write {form.example}")
     value = read_form(node, read, path, to)
-    if value is not BAD and value >= _BIGGEST:
+    if value is not BAD and value >= _MAX_INT:
         return to.report(f"{path}: {node.text[:60]} is too large", node.where, "write a smaller one")
     return value
 
@@ -180,7 +180,7 @@ def _bad_form(node: Node, text: str, form: str, path: str, to: ValidationContext
         fix = f"put the value into an environment variable and write env:{variable} (or {fields.SECRET_FORMS})"
         return to.report(what, node.where, fix)
     wanted = fields.FORMS[form]
-    fix = f"write {_renamed(text, form) or _meant(text, form) or wanted.example}"
+    fix = f"write {_renamed(text, form) or _url_suggestion(text, form) or wanted.example}"
     return to.report(f"{path} must be {wanted.words}, not '{text[:60]}'", node.where, fix)
 
 
@@ -192,7 +192,7 @@ def _renamed(text: str, form: str) -> str | None:
     return name if fields.matches(form, name) else None
 
 
-def _meant(text: str, form: str) -> str | None:
+def _url_suggestion(text: str, form: str) -> str | None:
     """The URL whose slashes are missing, where a URL may stand."""
     from headway.storage import mended_url
 
@@ -244,7 +244,7 @@ def read_dataclass(
     return None if value is BAD else value
 
 
-def _instead(node: Node, former: Former, path: str) -> str:
+def _instead(node: Node, former: FormerKey, path: str) -> str:
     """What to write for a former spelling."""
     if isinstance(node.value, (dict, tuple)) or not former.applies(node.value):
         return f"write {former.to}: …"
@@ -265,7 +265,7 @@ class Reader:
         if not isinstance(node.value, dict):
             return self._no_mapping(node, cls, path)
         if self.to.typed:
-            node = self._without_former_keys(node, cls, path)
+            node = self._translate_former_keys(node, cls, path)
         keys = keys_of(cls) if self.to.typed else recorded_keys_of(cls)
         meant = self._unknown_keys(members(node), keys, path)
         if self.to.typed:
@@ -349,7 +349,7 @@ class Reader:
                 return choice
             if node.loose and node.text == str(choice):
                 return choice
-        near = closest(node.text, [str(choice) for choice in choices])
+        near = closest_name(node.text, [str(choice) for choice in choices])
         fix = f"did you mean {near}?" if near else f"write {described(kind)}"
         return self.to.report(f"{path} must be {described(kind)}, not {shown(node)}", node.where, fix)
 
@@ -409,7 +409,7 @@ class Reader:
             return read_number(node, type(node.value), (), path, self.to)
         return node.value
 
-    def _without_former_keys(self, node: Node, cls: type[Any], path: str) -> Node:
+    def _translate_former_keys(self, node: Node, cls: type[Any], path: str) -> Node:
         """Report keys that are spelled or meant as they formerly were, and return the mapping without them."""
         table, given, keys = renamed_in(cls), members(node), keys_of(cls)
         former = {name for name in given if name in table}
@@ -424,7 +424,7 @@ class Reader:
         meant: set[str] = set()
         unknown = [name for name in members if name not in keys]
         for name in unknown[:MOST_UNKNOWN]:
-            near = closest(name, [key for key in keys if key not in members]) or closest(name, keys)
+            near = closest_name(name, [key for key in keys if key not in members]) or closest_name(name, keys)
             meant.update([near] if near else [])
             fix = f"did you mean {near}?" if near else f"remove it; there are {', '.join(keys)}"
             what = f"unknown key '{name[:60]}'" + (f" in {path}" if path else "")

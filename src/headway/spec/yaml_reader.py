@@ -216,8 +216,8 @@ def override(tree: Node, settings: Iterable[str], problems: list[Problem]) -> No
             problems.append(Problem(what="an override is a key, = and a value", where=where, fix=fix))
             continue
         try:
-            tree = _placed(tree, path, _value(text, where), where)
-        except _NoPlace as bad:
+            tree = _set_at(tree, path, _value(text, where), where)
+        except _BadPath as bad:
             problems.append(bad.problem)
     return tree
 
@@ -234,8 +234,8 @@ def put_variables(tree: Node, variables: Mapping[str, str], problems: list[Probl
             )
             continue
         try:
-            tree = _placed(tree, ["env", name], Node(value, where, key=where, text=value, literal=True), where)
-        except _NoPlace as bad:
+            tree = _set_at(tree, ["env", name], Node(value, where, key=where, text=value, literal=True), where)
+        except _BadPath as bad:
             problems.append(bad.problem)
     return tree
 
@@ -248,7 +248,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-class _NoPlace(Exception):
+class _BadPath(Exception):
     def __init__(self, what: str, where: str, fix: str) -> None:
         self.problem = Problem(what=what, where=where, fix=fix)
 
@@ -266,22 +266,22 @@ def _value(text: str, where: str) -> Node:
         trouble: list[Problem] = []
         node = parse(text, where, trouble)
         if node is not None and not trouble:
-            return replace(_moved(node, where), text=text)
+            return replace(_relocate(node, where), text=text)
         return Node(text, where, key=where, text=text, loose=True)  # the reader says what it should have been
     return Node(scalar(text), where, key=where, text=text, loose=True)
 
 
-def _moved(node: Node, where: str) -> Node:
+def _relocate(node: Node, where: str) -> Node:
     """The same, as if all of it stood at `where`."""
     value = node.value
     if isinstance(value, dict):
-        value = {name: _moved(member, where) for name, member in value.items()}
+        value = {name: _relocate(member, where) for name, member in value.items()}
     elif isinstance(value, tuple):
-        value = tuple(_moved(item, where) for item in value)
+        value = tuple(_relocate(item, where) for item in value)
     return replace(node, value=value, where=where, key=where, loose=True)
 
 
-def _placed(node: Node, path: list[str], new: Node, where: str, so_far: str = "") -> Node:
+def _set_at(node: Node, path: list[str], new: Node, where: str, so_far: str = "") -> Node:
     """`node` with `new` put at `path` below it."""
     if not path:
         return replace(new, key=node.key or where)
@@ -291,20 +291,20 @@ def _placed(node: Node, path: list[str], new: Node, where: str, so_far: str = ""
         node = replace(node, value=() if step == "0" else {}, where=where)
     missing = Node(None, where, key=where)
     if isinstance(node.value, dict):
-        inside = _placed(node.value.get(step, missing), rest, new, where, here)
+        inside = _set_at(node.value.get(step, missing), rest, new, where, here)
         return replace(node, value={**node.value, step: inside})
     if isinstance(node.value, tuple):
         index = _index(step, len(node.value), so_far, where)
         before, after = node.value[:index], node.value[index + 1 :]
-        inside = _placed(node.value[index] if index < len(node.value) else missing, rest, new, where, here)
+        inside = _set_at(node.value[index] if index < len(node.value) else missing, rest, new, where, here)
         return replace(node, value=(*before, inside, *after))
-    raise _NoPlace(f"{so_far} is a single value: there is no {here}", where, f"write --set {so_far}=…")
+    raise _BadPath(f"{so_far} is a single value: there is no {here}", where, f"write --set {so_far}=…")
 
 
 def _index(step: str, length: int, path: str, where: str) -> int:
     if step.isdecimal() and step.isascii() and len(step) < 9 and int(step) <= length:
         return int(step)
-    raise _NoPlace(
+    raise _BadPath(
         f"{path} is a list of {length}: '{step}' is not one of its places",
         where,
         f"count from 0; {path}.{length} adds one at the end",

@@ -104,7 +104,7 @@ class FakeTarget:
             return inputs.end
         if exists:
             return Status(state=State.RUNNING if inputs.started else State.PENDING)
-        return Status(state=State.LOST, reason="its workers are gone without a last word")
+        return Status(state=State.LOST, reason="its workers no longer exist, and no exit status was recorded")
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         ended = (lambda: self.status(handle).state.ended) if follow else None

@@ -69,12 +69,12 @@ def comment(path: str, env: Mapping[str, str]) -> str:
     return "commented"
 
 
-def summary(hold: RunHandle) -> str:
+def summary(run: RunHandle) -> str:
     """Summarize a run in Markdown: state, cost, scores, and the diagnosis if it failed."""
-    from headway.diagnose.diagnosis import why
+    from headway.diagnose.diagnosis import diagnose_run
     from headway.rundir.lease import spent_s, spent_usd
 
-    status, folder = hold.target.status(hold.handle), hold.folder
+    status, folder = run.target.status(run.handle), run.folder
     seconds = spent_s(folder)
     plan = folder.plan()
     cost = spent_usd(plan, seconds)
@@ -83,24 +83,24 @@ def summary(hold: RunHandle) -> str:
         rows.append(("cost", f"${cost:.2f}"))
     if plan.price.get("expected_usd") is not None:
         rows.append(("expected", f"${plan.price['expected_usd']:.2f} ({plan.price.get('basis')})"))
-    rows += [(name, f"{value:.4g}") for name, value in _scores(hold).items()]
+    rows += [(name, f"{value:.4g}") for name, value in _scores(run).items()]
     table = ["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in rows)]
-    lines = [f"### {hold.run}", "", *table]
+    lines = [f"### {run.run}", "", *table]
     if status.state.value in ("failed", "lost"):
-        found = why(hold, status)
+        found = diagnose_run(run, status)
         told = [found.cause, found.evidence, f"fix: {found.fix}"] if found.name else list(found.lines)
         lines += ["", "```", *(line.replace("```", "'''") for line in told), "```"]
     return "\n".join(lines)
 
 
-def _scores(hold: RunHandle) -> dict[str, float]:
+def _scores(run: RunHandle) -> dict[str, float]:
     """Return the scores of the report, or else of the last validation."""
     try:
-        report: dict[str, Any] = hold.folder.read_json("report.json") or {}
+        report: dict[str, Any] = run.folder.read_json("report.json") or {}
     except HeadwayError:
         report = {}
     found: dict[str, Any] = report.get("metrics") or next(
-        (event for event in reversed(hold.folder.events()) if event.get("kind") == "score"), {}
+        (event for event in reversed(run.folder.events()) if event.get("kind") == "score"), {}
     )
     skipped = ("attempt", "step", "rank", "spent_s", "epoch")
     numbers = {str(k): float(v) for k, v in found.items() if isinstance(v, int | float) and k not in skipped}

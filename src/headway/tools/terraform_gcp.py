@@ -59,17 +59,17 @@ class InfraSpec:
         return self.bucket or f"{self.project}-{self.name}"
 
 
-def terraform(wanted: InfraSpec) -> str:
+def terraform(spec: InfraSpec) -> str:
     """Render the whole file, formatted as by `terraform fmt`."""
-    parts = [_head(wanted), _apis(wanted), _bucket(wanted), _registry(wanted), _accounts(wanted)]
-    if wanted.cluster:
-        parts += [_cluster(wanted), _identity(wanted)]
-    parts += [_secret(name) for name in wanted.secrets]
-    if wanted.billing_account:
-        parts.append(_budget(wanted))
-    if wanted.workbench:
-        parts.append(_workbench(wanted))
-    return "\n".join([*parts, _outputs(wanted)])
+    parts = [_head(spec), _apis(spec), _bucket(spec), _registry(spec), _accounts(spec)]
+    if spec.cluster:
+        parts += [_cluster(spec), _identity(spec)]
+    parts += [_secret(name) for name in spec.secrets]
+    if spec.billing_account:
+        parts.append(_budget(spec))
+    if spec.workbench:
+        parts.append(_workbench(spec))
+    return "\n".join([*parts, _outputs(spec)])
 
 
 def _head(w: InfraSpec) -> str:

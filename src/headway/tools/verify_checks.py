@@ -30,7 +30,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
+class CheckpointComparison:
     """Result of comparing the checkpoints of two runs."""
 
     steps: tuple[int, ...]  # of the checkpoints that both have, in order
@@ -42,7 +42,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Histories:
+class MetricComparison:
     """Result of comparing the metrics of two runs, without their timestamps."""
 
     records: int
@@ -55,7 +55,7 @@ class Histories:
 Record = Mapping[str, Any]
 
 
-def compare_histories(one: Sequence[Record], other: Sequence[Record], *, trusted: int = -1) -> Histories:
+def compare_histories(one: Sequence[Record], other: Sequence[Record], *, trusted: int = -1) -> MetricComparison:
     """Compare metrics step by step.
 
     A metric that differs up to the `trusted` step, where the states agree, does not depend on the state alone: a
@@ -67,10 +67,10 @@ def compare_histories(one: Sequence[Record], other: Sequence[Record], *, trusted
         names = sorted(_differing(ours, theirs, step) - clocks)
         if names:
             values = (ours.get(step, {}).get(names[0]), theirs.get(step, {}).get(names[0]))
-            return Histories(
+            return MetricComparison(
                 records=len(ours), first_step=step, names=tuple(names), values=values, clocks=tuple(sorted(clocks))
             )
-    return Histories(records=len(ours), clocks=tuple(sorted(clocks)))
+    return MetricComparison(records=len(ours), clocks=tuple(sorted(clocks)))
 
 
 def _by_step(records: Sequence[Record]) -> dict[int, dict[str, Any]]:
@@ -90,7 +90,7 @@ def steps_of(url: str) -> list[int]:
     return [kept.step for kept in CheckpointReader(open_store(url)).list_commits()]
 
 
-def compare(one: str, other: str) -> Compared:
+def compare(one: str, other: str) -> CheckpointComparison:
     """Compare the checkpoints that both runs have, up to the first that differs, and the last one in full."""
     steps = sorted(set(steps_of(one)) & set(steps_of(other)))
     ours, theirs = CheckpointReader(open_store(one)), CheckpointReader(open_store(other))
@@ -105,7 +105,7 @@ def compare(one: str, other: str) -> Compared:
         first = first or next(iter(found), None)
         tensors = len(flatten(mine)[1])
     worst = max(found, key=lambda difference: difference.amount or 0.0, default=None)
-    return Compared(
+    return CheckpointComparison(
         steps=tuple(steps),
         tensors=tensors,
         largest=(worst.amount or 0.0) if worst else 0.0,
@@ -122,14 +122,14 @@ def differences(one: dict[str, Any], other: dict[str, Any], step: int) -> Iterat
         its = its_tensors.get(part)
         if its is None or its.shape != tensor.shape or its.dtype != tensor.dtype:
             yield Difference(part=part, step=step, words=f"{_shape(tensor)} and {_shape(its)}")
-        elif not same_bits(tensor, its):
+        elif not bitwise_equal(tensor, its):
             yield Difference(part=part, step=step, amount=largest_difference(tensor, its))
     for part in its_tensors.keys() - tensors.keys():
         yield Difference(part=part, step=step, words=f"no tensor and {_shape(its_tensors[part])}")
     yield from _other_values(tree, its_tree, "", step)
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
+def bitwise_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same bits. NaN equals NaN here, and 0.0 differs from -0.0."""
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
@@ -176,7 +176,7 @@ ITERATORS = ("cycle", "iter")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Suspect:
+class NondeterminismSuspect:
     """One suspicious line of code."""
 
     where: str  # file:line
@@ -184,9 +184,9 @@ class Suspect:
     kind: str  # unseeded, own, iterator
 
 
-def suspects(files: Iterable[tuple[str, Path]]) -> list[Suspect]:
+def find_suspects(files: Iterable[tuple[str, Path]]) -> list[NondeterminismSuspect]:
     """List suspicious lines by file and line. Files that are not Python 3 are skipped: they cannot be what trains."""
-    found: list[Suspect] = []
+    found: list[NondeterminismSuspect] = []
     for name, path in files:
         try:
             text = path.read_text()
@@ -197,7 +197,7 @@ def suspects(files: Iterable[tuple[str, Path]]) -> list[Suspect]:
         calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
         marked = ((call.lineno, kind) for call in calls for kind in _kinds(call))
         found += [
-            Suspect(where=f"{name}:{line}", code=lines[line - 1].strip(), kind=kind)
+            NondeterminismSuspect(where=f"{name}:{line}", code=lines[line - 1].strip(), kind=kind)
             for line, kind in sorted(set(marked))
         ]
     return found

@@ -21,7 +21,13 @@ from headway.rundir.index import RunIndex
 from headway.rundir.layout import RunFolder
 from headway.spec import Cadence, Checkpoint, to_plain
 from headway.spec.model import Budget, Export, Notify
-from headway.tools.verify_checks import Compared, Histories, Suspect, compare_histories, suspects
+from headway.tools.verify_checks import (
+    CheckpointComparison,
+    MetricComparison,
+    NondeterminismSuspect,
+    compare_histories,
+    find_suspects,
+)
 
 if TYPE_CHECKING:
     from headway.launcher.lifecycle import RunHandle
@@ -41,15 +47,20 @@ class Cause:
 
     words: str
     fix: str
-    look_at: tuple[Suspect, ...] = ()
+    look_at: tuple[NondeterminismSuspect, ...] = ()
 
 
-def likely_cause(compared: Compared, histories: Histories, resumed_from: int, suspects: Sequence[Suspect]) -> Cause:
+def likely_cause(
+    compared: CheckpointComparison,
+    histories: MetricComparison,
+    resumed_from: int,
+    suspects: Sequence[NondeterminismSuspect],
+) -> Cause:
     """Infer the cause from where the runs diverge: before the kill, at the first step after the resume, or later."""
     seen = (histories.first_step, compared.first.step if compared.first else None)
     parted = min(step for step in seen if step is not None)
     if parted <= resumed_from:
-        return _never_the_same(parted, compared, suspects)
+        return _never_deterministic(parted, compared, suspects)
     if histories.first_step == resumed_from + 1:
         return Cause(
             words=f"the first step after the resume ({parted}) sees other data or random numbers: the order of "
@@ -67,7 +78,9 @@ def likely_cause(compared: Compared, histories: Histories, resumed_from: int, su
     )
 
 
-def _never_the_same(parted: int, compared: Compared, suspects: Sequence[Suspect]) -> Cause:
+def _never_deterministic(
+    parted: int, compared: CheckpointComparison, suspects: Sequence[NondeterminismSuspect]
+) -> Cause:
     """Explain a difference from before the kill: the job itself is nondeterministic, and resuming is not at fault."""
     unseeded = _of(suspects, "unseeded")
     if not unseeded and compared.largest < TINY:
@@ -85,12 +98,12 @@ def _never_the_same(parted: int, compared: Compared, suspects: Sequence[Suspect]
     )
 
 
-def _of(suspects: Sequence[Suspect], *kinds: str) -> tuple[Suspect, ...]:
+def _of(suspects: Sequence[NondeterminismSuspect], *kinds: str) -> tuple[NondeterminismSuspect, ...]:
     return tuple(suspect for suspect in suspects if suspect.kind in kinds)
 
 
-LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
-FEWEST = 4  # steps: one to checkpoint, one to be killed in, one to resume with, and one more
+LIMIT, KILL_VARIABLE = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
+MIN_STEPS = 4  # steps: one to checkpoint, one to be killed in, one to resume with, and one more
 LAST_LINES = 8  # shown of a job that fails by itself
 
 Say = Callable[[str], None]
@@ -104,8 +117,8 @@ class Proof:
     ranks: int
     killed_after: int
     resumed_from: int
-    compared: Compared
-    histories: Histories
+    compared: CheckpointComparison
+    histories: MetricComparison
     cause: Cause | None = field(default=None)
 
     @property
@@ -116,10 +129,10 @@ class Proof:
         return {"exact": self.exact, **asdict(self)}
 
 
-def prove(job: Job, *, steps: int, say: Say = lambda text: None) -> Proof:
+def verify_resume(job: Job, *, steps: int, say: Say = lambda text: None) -> Proof:
     """Train `steps` steps of the job twice on this machine, and compare. Leaves nothing behind."""
-    if steps < FEWEST:
-        raise BadInput(f"{steps} steps are too few to kill and resume a run", fix=f"--steps {FEWEST} or more")
+    if steps < MIN_STEPS:
+        raise BadInput(f"{steps} steps are too few to kill and resume a run", fix=f"--steps {MIN_STEPS} or more")
     plan, suspected = _plan(job), _suspects(job)
     with _scratch() as folder:
         every = max(1, steps // 3)
@@ -129,20 +142,20 @@ def prove(job: Job, *, steps: int, say: Say = lambda text: None) -> Proof:
         every = every if every < last else max(1, last // 2)
         killed_after = random.SystemRandom().randint(every, last - 1)
         say(f"second run: every rank is killed (SIGKILL) in the step after {killed_after}, then resumed")
-        broken = _train(plan, folder, "killed", every, {LIMIT: str(steps), DEATH: str(killed_after)})
+        broken = _train(plan, folder, "killed", every, {LIMIT: str(steps), KILL_VARIABLE: str(killed_after)})
         resumed_from = _resumed_from(broken)
         say(f"resumed from step {resumed_from}; comparing")
-        return _concluded(plan, straight, broken, last, killed_after, resumed_from, suspected)
+        return _conclude(plan, straight, broken, last, killed_after, resumed_from, suspected)
 
 
-def _concluded(
+def _conclude(
     plan: Plan,
     straight: RunFolder,
     broken: RunFolder,
     last: int,
     killed_after: int,
     resumed_from: int,
-    suspected: list[Suspect],
+    suspected: list[NondeterminismSuspect],
 ) -> Proof:
     from headway.tools.verify_checks import compare, steps_of
 
@@ -181,7 +194,7 @@ def _plan(job: Job) -> Plan:
     return plan(tame, on="local")
 
 
-def _suspects(job: Job) -> list[Suspect]:
+def _suspects(job: Job) -> list[NondeterminismSuspect]:
     """Lint the code that would be sent.
 
     Raises BadInput if it does not use Headway: such a script cannot be stopped after a few steps.
@@ -197,7 +210,7 @@ def _suspects(job: Job) -> list[Suspect]:
             where=job.root,
             fix="add the five lines shown in examples/plain-pytorch",
         )
-    return suspects(files)
+    return find_suspects(files)
 
 
 def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, str]) -> RunFolder:
@@ -215,9 +228,9 @@ def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, s
     amended = replace(plan, job=job)
     amended = replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))
     lines: list[LogLine] = []
-    hold = launch(amended, name=name, detach=True, ledger=RunIndex(outputs / "ledger.sqlite"))
-    with _taken_down(hold):
-        status = hold.wait(lines.append).status
+    run = launch(amended, name=name, detach=True, ledger=RunIndex(outputs / "ledger.sqlite"))
+    with _require_removed(run):
+        status = run.wait(lines.append).status
     if status.state is not State.FINISHED:
         words = [line.text for line in lines[-LAST_LINES:]]
         raise RunFailed(
@@ -225,11 +238,11 @@ def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, s
             + "".join(f"\n    {w}" for w in words),
             fix="fix it, then try: headway run",
         )
-    return hold.folder
+    return run.folder
 
 
 @contextmanager
-def _taken_down(hold: RunHandle) -> Iterator[None]:
+def _require_removed(hold: RunHandle) -> Iterator[None]:
     try:
         yield
     except BaseException:  # Ctrl-C too: otherwise the run would continue
@@ -268,4 +281,4 @@ def _resumed_from(folder: RunFolder) -> int:
     return restored[-1]
 
 
-__all__ = ["Proof", "prove"]
+__all__ = ["Proof", "verify_resume"]

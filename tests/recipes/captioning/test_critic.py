@@ -12,7 +12,7 @@ from headway.recipes.captioning.beam_search import caption, sample
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Batch, Sources, TrainingFeed, load, vocabulary
 from headway.recipes.captioning.model import DECODERS, Captioner
-from headway.recipes.captioning.train import SelfCriticalLoss, better_than_others
+from headway.recipes.captioning.train import SelfCriticalLoss, advantages
 from headway.recipes.captioning.vocabulary import PAD, START, UNKNOWN
 from headway.spec.model import Data
 from tests.recipes.folders import TINY
@@ -28,7 +28,7 @@ def made(**settings: Any) -> tuple[Captioner, TrainingFeed, SelfCriticalLoss]:
 
 
 def test_a_caption_is_judged_against_its_pictures_others() -> None:
-    found = better_than_others(torch.tensor([3.0, 1.0, 2.0, 5.0, 5.0, 5.0]), 3)
+    found = advantages(torch.tensor([3.0, 1.0, 2.0, 5.0, 5.0, 5.0]), 3)
     assert found.tolist() == [1.5, -1.5, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -77,7 +77,7 @@ def test_a_step_makes_better_captions_likelier_and_worse_ones_less_likely(decode
     said = sample(
         model.eval(), batch.pictures, max_length=20, samples=5, temperature=Config().self_critical_temperature
     ).words
-    worth = better_than_others(critic.rewards(model, said, batch.rows.repeat_interleave(5)), 5)
+    worth = advantages(critic.rewards(model, said, batch.rows.repeat_interleave(5)), 5)
     before = log_probabilities(model, batch.pictures, said)
 
     torch.manual_seed(5)

@@ -11,7 +11,7 @@ import torch
 
 from headway.recipes.captioning import data as module
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import Drawn, Features, Pictures, features, load, seen, vocabulary
+from headway.recipes.captioning.data import Drawn, Features, Pictures, encoded_views, features, load, vocabulary
 from headway.recipes.captioning.evaluate import choose_search, evaluate
 from headway.recipes.captioning.model import Captioner, PretrainedEncoder
 from headway.spec.model import Cache, Data
@@ -36,7 +36,7 @@ def pictures() -> Pictures:
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PIECE", 4)
-    monkeypatch.setattr(module, "_AT_ONCE", 2)
+    monkeypatch.setattr(module, "_ENCODE_BATCH", 2)
 
 
 def made(encoder: PretrainedEncoder, pictures: Pictures, folder: Path, *, mirrored: bool = False) -> Features:
@@ -131,7 +131,7 @@ def test_an_evaluation_reads_what_training_kept(tmp_path: Path, monkeypatch: pyt
     cfg = Config(encoder="resnet18", weights="none", image_size=64, decoder="lstm", test_samples=8, val_samples=8)
     cache = Cache(dir=str(tmp_path))
     model = Captioner(cfg, vocabulary(cfg, load(cfg, Data(), "test"))).eval()
-    seen(model.encoder, load(cfg, Data(), "test"), cache)  # as training does
+    encoded_views(model.encoder, load(cfg, Data(), "test"), cache)  # as training does
     shown = count_pictures(monkeypatch)
     found = evaluate(model, cfg, Data(), "test", cache=cache)
     choose_search(model, cfg, Data(), split="test", cache=cache)
@@ -144,6 +144,6 @@ def test_an_encoder_that_learns_is_shown_the_pictures(
     encoder: PretrainedEncoder, pictures: Pictures, tmp_path: Path
 ) -> None:
     rows = np.arange(3)
-    looked = seen(encoder, [pictures], Cache(dir=str(tmp_path)), learns=True).read(rows)
+    looked = encoded_views(encoder, [pictures], Cache(dir=str(tmp_path)), learns=True).read(rows)
     assert torch.equal(looked, pictures.pixels.read(rows))
     assert not list(tmp_path.rglob("*.f16"))

@@ -167,10 +167,10 @@ def test_hidden_words_are_hidden_only_while_learning() -> None:
     model = captioner(word_dropout=0.5)
     words = torch.full((4, 50), 4)
     words[:, 0] = START
-    hidden = model.decoder._forgetful(words)
+    hidden = model.decoder._drop_words(words)
     assert (hidden[:, 0] == START).all()
     assert 0.3 < (hidden[:, 1:] == UNKNOWN).float().mean() < 0.7
-    assert torch.equal(model.eval().decoder._forgetful(words), words)
+    assert torch.equal(model.eval().decoder._drop_words(words), words)
 
 
 def test_its_state_holds_its_words_so_that_it_can_be_rebuilt() -> None:

@@ -17,7 +17,7 @@ from headway.data.synthetic import scenes
 from headway.recipes.captioning.beam_search import caption
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.inference import Predictor, bundle
-from headway.recipes.common import middle_square, open_picture
+from headway.recipes.common import center_crop, open_picture
 from tests.recipes.captioning.test_model import WORDS, captioner
 from tests.recipes.folders import TINY, captioning_job
 
@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> str:
 
 def test_a_bundle_says_what_the_model_said_that_it_was_made_from(model: str, tmp_path: Path) -> None:
     paths = [str(path) for path in scenes.write_examples(tmp_path, 3)]
-    pictures = torch.stack([middle_square(open_picture(path), 32) for path in paths])
+    pictures = torch.stack([center_crop(open_picture(path), 32) for path in paths])
     rows = caption(captioner().eval(), pictures, max_length=20, beam=3)
     answers = predict(model, paths)
     assert [answer["text"] for answer in answers] == [WORDS.decode(row) for row in rows.tolist()]
@@ -63,7 +63,7 @@ def test_the_middle_of_a_picture_is_taken_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     wide.save(tmp_path / "wide.png", exif=exif)
-    pixels = middle_square(open_picture(str(tmp_path / "wide.png")), 32)
+    pixels = center_crop(open_picture(str(tmp_path / "wide.png")), 32)
     assert pixels.shape == (3, 32, 32)
     assert (pixels[2, 8:24, 8:24] == 255).all()
 

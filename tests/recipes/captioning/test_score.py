@@ -12,7 +12,14 @@ from PIL import Image
 
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Batch, Drawn, EvaluationFeed, Pictures, Sources, load, vocabulary
-from headway.recipes.captioning.evaluate import SEARCHES, CaptionJudge, choose_search, evaluate, say, together
+from headway.recipes.captioning.evaluate import (
+    SEARCHES,
+    CaptionJudge,
+    average_scores,
+    choose_search,
+    evaluate,
+    generate_captions,
+)
 from headway.spec.model import Data
 from tests.recipes.captioning.test_model import captioner
 from tests.recipes.folders import TINY
@@ -53,8 +60,10 @@ def test_rows_of_other_ranks_stay_empty_so_that_they_can_be_summed(test_pictures
     model = captioner(words=vocabulary(CFG, [test_pictures]))
     feed = EvaluationFeed(Sources([test_pictures]), batch=4)
     shares = [[feed.batch(0, step, 0, 1) for step in range(rank, len(feed), 2)] for rank in range(2)]
-    together = sum(say(model, CFG, 16, share, beam=1) for share in shares)
-    assert torch.equal(torch.as_tensor(together), say(model, CFG, 16, [b for s in shares for b in s], beam=1))
+    summed = sum(generate_captions(model, CFG, 16, share, beam=1) for share in shares)
+    assert torch.equal(
+        torch.as_tensor(summed), generate_captions(model, CFG, 16, [b for s in shares for b in s], beam=1)
+    )
     assert isinstance(shares[0][0], Batch)
     assert model.training
 
@@ -85,7 +94,7 @@ def test_sources_are_scored_apart_and_together_by_weight() -> None:
     sources = Sources(
         [Pictures(name=name, pixels=drawn, references=[("a dog",)], weight=w) for name, w in (("coco", 1), ("viz", 3))]
     )
-    found = together(sources, [{"bleu_4": 0.4}, {"bleu_4": 0.2}])
+    found = average_scores(sources, [{"bleu_4": 0.4}, {"bleu_4": 0.2}])
     assert found == {"bleu_4": pytest.approx(0.25), "bleu_4_coco": 0.4, "bleu_4_viz": 0.2}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.recipes.captioning.train import rise_and_fall
+from headway.recipes.captioning.train import warmup_cosine
 from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from tests.recipes.trained_run import trained_run
@@ -39,7 +39,7 @@ def test_the_bundle_is_that_of_the_best_epoch(trained: Path) -> None:
 
 
 def test_the_learning_rate_rises_then_falls() -> None:
-    factor = rise_and_fall(100, 10)
+    factor = warmup_cosine(100, 10)
     rates = [factor(step) for step in range(101)]
     assert rates[9] == max(rates) == 1.0
     assert rates[:10] == sorted(rates[:10])

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.recipes.captioning.beam_search import describe, sayable, views
+from headway.recipes.captioning.beam_search import describe, mask_special, views
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import EvaluationFeed, Sources, load, vocabulary
-from headway.recipes.captioning.evaluate import evaluate, say
+from headway.recipes.captioning.evaluate import evaluate, generate_captions
 from headway.recipes.captioning.model import DECODERS, Captioner
 from headway.recipes.captioning.vocabulary import START
 from headway.spec.model import Cache, Data
@@ -52,7 +52,7 @@ def test_a_word_is_as_likely_as_both_views_find_it_on_average() -> None:
         for side in (shown, shown.flip(-1))
     ]
     mean = torch.stack(both).mean(dim=0)
-    possible = sayable(mean).log_softmax(dim=1)
+    possible = mask_special(mean).log_softmax(dim=1)
     assert torch.equal(said.words[:, 0], possible.argmax(dim=1))
     torch.testing.assert_close(said.log_probability, possible.amax(dim=1))
 
@@ -70,7 +70,7 @@ def test_an_evaluation_asks_both_sides_with_and_without_kept_features(tmp_path: 
     model = captioner(replace(cfg, train_samples=8))
     sources = Sources(load(cfg, Data(), "test"))
     feed = EvaluationFeed(sources, both_sides=True)
-    rows = say(model, cfg, len(sources), [feed.batch(0, 0, 0, 1)], beam=2)
+    rows = generate_captions(model, cfg, len(sources), [feed.batch(0, 0, 0, 1)], beam=2)
     wanted = describe(model, views(cfg, pictures(cfg)), max_length=cfg.max_length, beam=2).words
     assert torch.equal(rows, wanted)
     found = evaluate(model, cfg, Data(), "test")

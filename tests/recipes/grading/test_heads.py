@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from headway.recipes.grading.model import HEADS, Coral, Corn, decoded, of_single_grades, squared_emd
+from headway.recipes.grading.model import HEADS, Coral, Corn, decode_grades, grade_probabilities, squared_emd
 
 
 def wild(head: torch.nn.Module, seed: int, size: float) -> torch.nn.Module:
@@ -59,7 +59,7 @@ def test_corns_threshold_learns_only_from_what_has_passed_those_below() -> None:
 
 def test_single_grades_come_from_what_lies_above() -> None:
     above = torch.tensor([[0.9, 0.5, 0.2]])
-    assert torch.allclose(of_single_grades(above), torch.tensor([[0.1, 0.4, 0.3, 0.2]]))
+    assert torch.allclose(grade_probabilities(above), torch.tensor([[0.1, 0.4, 0.3, 0.2]]))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_squared_earth_movers_distance_is_as_defined(chances: list[float], l
 @pytest.mark.parametrize(("how", "named"), [("likeliest", 3), ("median", 2), ("mean", 2)])
 def test_the_named_grade_is_the_likeliest_the_median_or_the_mean(how: str, named: int) -> None:
     chances: Tensor = torch.tensor([[0.3, 0.1, 0.2, 0.4]])
-    assert decoded(chances, how).tolist() == [named]
+    assert decode_grades(chances, how).tolist() == [named]
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -88,5 +88,5 @@ def test_every_head_learns_an_order(name: str) -> None:
         optimizer.zero_grad()
         head.loss(head(x), labels).mean().backward()
         optimizer.step()
-    found = decoded(head.probabilities(head(x)), "mean")
+    found = decode_grades(head.probabilities(head(x)), "mean")
     assert float((found - labels).abs().float().mean()) < 0.3

@@ -16,7 +16,7 @@ from headway.artifacts.export import export_run
 from headway.bundle.format import Bundle
 from headway.core.errors import BadInput
 from headway.data.synthetic import cards
-from headway.recipes.common import open_picture, squashed
+from headway.recipes.common import open_picture, resize_square
 from tests.recipes.grading.trained import trained_grader
 
 
@@ -42,7 +42,7 @@ def test_a_pair_of_files_gets_a_grade_and_its_probabilities(run: Path, pair: str
 
 def test_the_bundle_answers_as_the_checkpoint_does(run: Path, pair: str) -> None:
     model = open_trained(str(run)).model.eval()
-    front, back = (squashed(open_picture(path), 96)[None] for path in pair.split(","))
+    front, back = (resize_square(open_picture(path), 96)[None] for path in pair.split(","))
     with torch.no_grad():
         chances = model.probabilities(model(back, front))[0]
     (answer,) = predict(str(run), [pair])
@@ -59,7 +59,7 @@ def test_nothing_of_a_picture_is_cut_off(tmp_path: Path) -> None:
     picture = Image.new("RGB", (50, 100), (0, 0, 0))
     picture.paste((255, 0, 0), (0, 0, 50, 5))  # along the top edge, which a middle square would lose
     picture.save(tmp_path / "tall.png")
-    assert int(squashed(open_picture(str(tmp_path / "tall.png")), 64)[0, 0].float().mean()) > 200
+    assert int(resize_square(open_picture(str(tmp_path / "tall.png")), 64)[0, 0].float().mean()) > 200
 
 
 def test_the_bundle_holds_a_plain_state_dict_and_its_config(run: Path) -> None:

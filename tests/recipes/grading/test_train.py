@@ -15,7 +15,7 @@ from headway.artifacts.checkpoint_model import open_trained
 from headway.core.errors import BadInput, NoCheckpoint
 from headway.recipes.grading.data import load
 from headway.recipes.grading.model import Grader
-from headway.recipes.grading.train import curriculum, focus, sampled
+from headway.recipes.grading.train import curriculum, freeze_for_phase, sampled
 from headway.rundir.layout import RunFolder
 from headway.spec import Data, Phase
 from headway.storage import open_store
@@ -65,14 +65,14 @@ def test_what_does_not_learn_holds_still_and_the_front_is_not_looked_at() -> Non
     model = Grader(grading_config(), range(1, 11))
     first, second = curriculum(grading_config())
     freeze([model], first)
-    focus(model)
+    freeze_for_phase(model)
     pictures = torch.randint(0, 256, (4, 3, 96, 96), dtype=torch.uint8)
     other = torch.randint(0, 256, (4, 3, 96, 96), dtype=torch.uint8)
     answer = model.eval()(pictures, pictures)
     assert answer.front is None
     assert torch.equal(answer.scores, model(pictures, other).scores)
     freeze([model], second)
-    focus(model)
+    freeze_for_phase(model)
     model.eval()
     assert not torch.equal(model(pictures, pictures).scores, model(pictures, other).scores)
 
@@ -81,7 +81,7 @@ def test_in_single_view_the_first_phase_leaves_the_encoder_as_it_came() -> None:
     cfg = grading_config(views="single")
     model = Grader(cfg, range(5))
     freeze([model], curriculum(cfg)[0])
-    focus(model)
+    freeze_for_phase(model)
     assert model.back.frozen == "all"
     assert not any(module.training for module in model.back.modules() if isinstance(module, torch.nn.BatchNorm2d))
     assert all(parameter.requires_grad for parameter in model.head.parameters())

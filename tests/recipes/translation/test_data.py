@@ -10,7 +10,7 @@ import torch
 from headway.core.errors import BadInput
 from headway.data.loading.sampler import PaddingBatch
 from headway.data.prepare.pipeline import PrepareOptions, prepare
-from headway.recipes.translation.data import PHRASES, check_alike, load
+from headway.recipes.translation.data import PHRASES, check_same_tokenizer, load
 from headway.spec import Data, Source
 from tests.recipes.translation.tiny import settings, translator
 
@@ -66,7 +66,7 @@ def test_sources_with_different_subwords_are_refused(prepared: str, tmp_path: Pa
         load(settings(), data, "train")
     apart = Data(train=(Source(source=prepared),), val=(Source(source=other),))
     with pytest.raises(BadInput, match="different subwords"):
-        check_alike(load(settings(), apart, "train"), load(settings(), apart, "val"))
+        check_same_tokenizer(load(settings(), apart, "train"), load(settings(), apart, "val"))
 
 
 def test_the_made_up_language_is_not_mixed_with_another(prepared: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from headway.artifacts.evaluate import evaluate_run, open_predictor, predict
 from headway.artifacts.export import export_run
 from headway.bundle.format import Bundle
-from headway.cli.model import _converse, _piped
+from headway.cli.model import _from_stdin, _interactive
 from headway.data.synthetic import phrases
 from headway.metrics.samples import statistic
 from headway.recipes.translation.train import schedule_options
@@ -79,11 +79,11 @@ def test_a_bundle_translates_what_is_given_typed_or_piped(
     assert recipe.takes == "text"
     typed = iter([asked[0], "word " * 100, ""])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    _converse(answer)
+    _interactive(answer)
     said = capsys.readouterr().out
     assert answers[0]["text"] in said
     assert "sentence by sentence" in said, "a line that cannot be translated ends nothing"
-    _piped(answer, io.StringIO("\n".join([asked[1], "", asked[2]]) + "\n"), json=False)
+    _from_stdin(answer, io.StringIO("\n".join([asked[1], "", asked[2]]) + "\n"), json=False)
     assert capsys.readouterr().out.splitlines() == [answers[1]["text"], "", answers[2]["text"]]
 
 

@@ -144,7 +144,7 @@ def test_what_a_client_killed_half_way_has_made_is_found_and_removed(
     url = _killed(job_of(nodes=2), tmp_path, moment)
     (found,) = KubernetesTarget().found()
     assert found.url == url
-    hold = lifecycle.reach(url)
+    hold = lifecycle.open_run(url)
     assert hold.down().left == ()
     assert KubernetesTarget().found() == []
     again = lifecycle.resume(url)

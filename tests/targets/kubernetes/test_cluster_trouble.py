@@ -13,7 +13,7 @@ import yaml
 
 from headway.core.errors import BadInput
 from headway.core.types import State
-from headway.diagnose.diagnosis import why
+from headway.diagnose.diagnosis import diagnose_run
 from headway.launcher.lifecycle import RunHandle, launch
 from headway.planning import Plan
 from headway.spec import Accelerator, Image, Resources, Secret, TargetEntry
@@ -77,7 +77,7 @@ def test_too_many_gpus_are_said_while_it_waits(start: Callable[..., RunHandle]) 
 def test_an_image_that_cannot_be_pulled_is_said(start: Callable[..., RunHandle]) -> None:
     hold = start(image=Image(uri="127.0.0.1:1/no/such:image"))
     says(hold, "headway image --push")
-    assert why(hold, hold.target.status(hold.handle)).name == "image-pull"
+    assert diagnose_run(hold, hold.target.status(hold.handle)).name == "image-pull"
     assert hold.down().left == ()
     told = hold.target.evidence(hold.handle)  # type: ignore[attr-defined]
     assert any("no/such:image" in line for line in told), "the cluster remembers what pods it had"
@@ -98,7 +98,7 @@ def test_a_quota_that_is_used_up_is_said(cluster: Cluster, start: Callable[..., 
 def test_a_pod_that_never_gets_as_far_as_an_attempt_fails_with_its_last_words(start: Callable[..., RunHandle]) -> None:
     hold = start(env={"PYTHONHOME": "/nowhere"})  # so that no Python can start
     eventually(lambda: hold.target.status(hold.handle).state is State.FAILED, "it is given up", 120.0)
-    assert "never got as far as an attempt" in hold.target.status(hold.handle).reason
+    assert "failed before the first attempt" in hold.target.status(hold.handle).reason
     assert "ended with 1" in hold.target.status(hold.handle).reason
     words = re.compile(r"r1-reaper-\w+: Fatal Python error")
     assert any(words.match(line.text) for line in hold.logs()), "of the pod that was to call the workers"
@@ -203,7 +203,7 @@ def test_credentials_that_the_cluster_does_not_know_are_answered_with_what_to_ty
     config["users"] = [{"name": each["name"], "user": {"token": "of-nobody"}} for each in config["users"]]
     (tmp_path / "config").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    with pytest.raises(ApiError, match="does not know who we are") as refused:
+    with pytest.raises(ApiError, match="rejected the credentials") as refused:
         KubernetesTarget().found()
     assert refused.value.code == 401
     assert "gcloud auth login" in refused.value.problem.fix

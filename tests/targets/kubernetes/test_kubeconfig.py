@@ -107,11 +107,11 @@ def test_a_plugins_token_is_used_until_it_expires(tmp_path: Path, monkeypatch: p
 def test_a_plugin_that_is_missing_or_fails_says_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="gcloud components install gke-gcloud-auth-plugin"):
         kubeconfig.run_exec_plugin({"command": "/nowhere/gke-gcloud-auth-plugin"}, "https://x")
-    with pytest.raises(TargetError, match="gave no credential: no login"):
+    with pytest.raises(TargetError, match="returned no credential: no login"):
         kubeconfig.run_exec_plugin(
             {"command": sys.executable, "args": ["-c", "import sys; sys.exit('no login')"]}, "https://x"
         )
-    with pytest.raises(TargetError, match="is no credential") as caught:
+    with pytest.raises(TargetError, match="is not an ExecCredential") as caught:
         kubeconfig.run_exec_plugin({"command": sys.executable, "args": ["-c", "print('half a sec')"]}, "https://x")
     assert "half a sec" not in str(caught.value), "it may be half a token"
 

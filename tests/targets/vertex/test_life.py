@@ -154,7 +154,7 @@ def test_a_job_that_fails_before_the_supervisor_says_why_in_its_machines_own_wor
     assert any("the module is gone" in text for text in followed)
     status = hold.target.status(hold.handle)
     assert status.state is State.FAILED
-    assert "before the supervisor started; it last said: " in status.reason
+    assert "before the supervisor started; last output: " in status.reason
     assert "exited with a non-zero status" in status.reason
     assert any("the module is gone" in line for line in hold.target.evidence(hold.handle))  # type: ignore[attr-defined]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.pricing.quote import shape
+from headway.pricing.quote import machine_shape
 from headway.pricing.table import MACHINE, load
 from headway.spec import Accelerator, Job, Resources
 from headway.spec.fields import ACCELERATORS as NAMES
@@ -103,7 +103,7 @@ def test_the_machine_is_the_one_that_the_price_is_reckoned_with(
     accelerator: str, cpus: int | None, memory: int | None
 ) -> None:
     resources = Resources(accelerator=wanted(accelerator), cpus=cpus, memory=memory)
-    machine = shape(Job(name="j", recipe="captioning", resources=resources))[0]
+    machine = machine_shape(Job(name="j", recipe="captioning", resources=resources))[0]
     assert machine_name(resources) == machine
     assert machine in MACHINES, "one that Vertex AI trains on"
 

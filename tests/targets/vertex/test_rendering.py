@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.packaging.build import pushed
+from headway.packaging.build import read_push_record
 from headway.planning import plan
 from headway.spec import Accelerator, Budget, Image, Mount, Resources, Secret
 from headway.storage.secrets import parse
@@ -73,9 +73,9 @@ def test_an_image_that_was_not_pushed_yet_is_built_and_pushed_first(tmp_path: Pa
     made = plan(wanted, on="vertex")
     names = [each.name for each in made.requests]
     assert names == ["Dockerfile", "image.json", "custom-job.json", "job-spec.yaml"]
-    from headway.packaging.dockerfile import of_plan
+    from headway.packaging.dockerfile import image_of_plan
 
-    assert pushed(of_plan(made)) is None
+    assert read_push_record(image_of_plan(made)) is None
 
 
 def test_the_primary_pool_has_one_machine_and_the_others_are_in_the_second(tmp_path: Path) -> None:
@@ -215,5 +215,5 @@ def test_a_budget_in_dollars_holds_in_the_dearest_place_that_a_run_may_go_to(tmp
     assert cheap.limits.budget_s is not None
     assert dear.limits.budget_s is not None
     assert dear.limits.budget_s < cheap.limits.budget_s
-    assert any("reckoned with the dearest place" in note and "n1-standard-8 with T4:1 in us-east1" in note
+    assert any("computed with the most expensive placement" in note and "n1-standard-8 with T4:1 in us-east1" in note
                for note in safe.notes)  # fmt: skip

@@ -181,7 +181,7 @@ def test_a_launcher_killed_at_any_moment_leaves_nothing_or_a_job_that_can_be_tak
     assert [found.url for found in target.found()] == ([url] if there else [])
     status = target.status(Handle(target="vertex", run="orphan", url=url))
     assert status.state is (State.PENDING if there else State.LOST)
-    assert lifecycle.reach(url, target=target).down().left == ()
+    assert lifecycle.open_run(url, target=target).down().left == ()
     assert target.found() == []
 
 

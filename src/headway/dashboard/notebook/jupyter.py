@@ -46,10 +46,10 @@ class ExecTarget:
         return [*self.words[:-1], f"{self.words[-1]} {shlex.join(more)}"]
 
 
-def place(launched: RunHandle) -> ExecTarget:
+def exec_target(launched: RunHandle) -> ExecTarget:
     """Return the exec command for the run's machine. Raises BadInput for a target that supports none."""
     known = submission.read(launched.folder)
-    found = _PLACES.get(str(known["kind"]))
+    found = _EXEC_TARGETS.get(str(known["kind"]))
     if found is None:
         what = f"notebooks need a local, docker, ssh or kubernetes target; {launched.run} is on {known['kind']}"
         raise BadInput(what, fix=f"headway pull {launched.run}, then `headway.open_run` in a notebook of your own")
@@ -72,7 +72,7 @@ def _ssh(launched: RunHandle) -> ExecTarget:
     options, handle = target.options, launched.handle
     machines = machines_of(options, handle, Records())
     if not machines:
-        raise _gone(launched, "machine")
+        raise _no_process(launched, "machine")
     there = layout(options, handle.url.rpartition("/")[0], handle.run, dir=str(handle.details.get("dir", options.dir)))
     python = options.python or "python3"
     engine = f"{options.engine} exec --interactive headway-{handle.run}-0 " if options.engine else ""
@@ -94,14 +94,14 @@ def _docker(launched: RunHandle) -> ExecTarget:
     options = target.options
     live = [thing for thing in resources.containers(target.engine, options.command, launched.url) if thing.live]
     if not live:
-        raise _gone(launched, "container")
+        raise _no_process(launched, "container")
     inside = (options.command, "exec", "--interactive", live[0].name, options.python)
     return ExecTarget(
         where=f"container {live[0].name}",
         words=inside,
         url=launched.url,
         python=options.python,
-        install=_in_an_image,
+        install=_not_supported,
     )
 
 
@@ -116,7 +116,7 @@ def _kubernetes(launched: RunHandle) -> ExecTarget:
         raise BadInput("kubectl is not installed on this machine", fix="https://kubernetes.io/docs/tasks/tools")
     live = [pod for pod in status.workers(target._api(), options, launched.run, launched.url) if pod.running]
     if not live:
-        raise _gone(launched, "pod")
+        raise _no_process(launched, "pod")
     context = ("--context", options.context) if options.context else ()
     inside = ("exec", "--stdin", "--quiet", live[0].name, "--", options.python)
     return ExecTarget(
@@ -124,20 +124,20 @@ def _kubernetes(launched: RunHandle) -> ExecTarget:
         words=("kubectl", *context, "--namespace", options.namespace, *inside),
         url=launched.url,
         python=options.python,
-        install=_in_an_image,
+        install=_not_supported,
     )
 
 
-def _in_an_image(_: str) -> str:
+def _not_supported(_: str) -> str:
     return "add jupyterlab to the job's requirements, or to its image, and run it again"
 
 
-def _gone(launched: RunHandle, what: str) -> TargetError:
+def _no_process(launched: RunHandle, what: str) -> TargetError:
     fix = f"headway pull {launched.run}, then `headway.open_run` in a notebook of your own"
     return TargetError(f"no {what} of {launched.run} is running", fix=fix)
 
 
-_PLACES: dict[str, Callable[[RunHandle], ExecTarget]] = {
+_EXEC_TARGETS: dict[str, Callable[[RunHandle], ExecTarget]] = {
     "docker": _docker,
     "kubernetes": _kubernetes,
     "local": _local,
@@ -145,7 +145,7 @@ _PLACES: dict[str, Callable[[RunHandle], ExecTarget]] = {
 }
 
 
-def folder_there(found: ExecTarget) -> str:
+def run_dir_on_target(found: ExecTarget) -> str:
     """Return the run folder to open; empty for a bucket, where Jupyter opens the code's folder instead."""
     path = local_path(found.url)
     return "" if path is None else str(path)
@@ -153,8 +153,8 @@ def folder_there(found: ExecTarget) -> str:
 
 # remote_jupyter.py is sent over standard input: nothing of it is written to the remote disk, and no argument is too
 # long.
-_BOOT: Final = 'import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), "headway-notebook", "exec"))'
-_GOODBYE_S: Final = 15.0  # for Jupyter to stop its kernels
+_BOOTSTRAP: Final = 'import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), "headway-notebook", "exec"))'
+_CLOSE_TIMEOUT_S: Final = 15.0  # for Jupyter to stop its kernels
 
 
 class Session:
@@ -166,12 +166,12 @@ class Session:
     def __init__(self, place: ExecTarget, *, port: int = 0) -> None:
         self.place = place
         self._port = port if place.here else 0
-        self.over = threading.Event()  # Jupyter has ended, or the connection to it
+        self.ended = threading.Event()  # Jupyter has ended, or the connection to it
         self._token = secrets.token_urlsafe(24)
         self._listener = socket.create_server(("127.0.0.1", port)) if not place.here else None
         self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
         self._process: subprocess.Popen[bytes] | None = None
-        self.told: dict[str, Any] = {}
+        self.ready_message: dict[str, Any] = {}
 
     def __enter__(self) -> Session:
         try:
@@ -187,12 +187,12 @@ class Session:
     @property
     def address(self) -> str:
         """The URL of Jupyter, including its token: anyone who has it can run code there."""
-        port = self._listener.getsockname()[1] if self._listener else self.told["port"]
-        return f"http://127.0.0.1:{port}{self.told['path']}?token={self._token}"
+        port = self._listener.getsockname()[1] if self._listener else self.ready_message["port"]
+        return f"http://127.0.0.1:{port}{self.ready_message['path']}?token={self._token}"
 
     def _open(self) -> None:
         source = Path(remote_jupyter.__file__).read_bytes()
-        words = self.place.call("-c", _BOOT, str(len(source)))
+        words = self.place.call("-c", _BOOTSTRAP, str(len(source)))
         try:
             self._process = subprocess.Popen(
                 words,
@@ -205,19 +205,19 @@ class Session:
             raise TargetError(f"{words[0]} is not installed on this machine") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = {"token": self._token, "url": self.place.url, "folder": folder_there(self.place),
+        asked = {"token": self._token, "url": self.place.url, "folder": run_dir_on_target(self.place),
                  "python": self.place.python, "port": self._port}  # fmt: skip
         try:
             self._process.stdin.write(source + json.dumps(asked).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._refused() from None
-        self._hear()
+            raise self._error_text() from None
+        self._read_messages()
         self._tunnel = remote_jupyter.Tunnel(self._process.stdout, self._process.stdin)  # type: ignore[arg-type]
-        for work in (self._follow, self._beat, *([self._listen] if self._listener else [])):
+        for work in (self._follow, self._send_heartbeats, *([self._listen] if self._listener else [])):
             threading.Thread(target=work, daemon=True).start()
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         """Read the answer: Jupyter's address, or why it could not start."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -226,18 +226,18 @@ class Session:
                 break
         answer = self._process.stdout.readline()
         if not answer:
-            raise self._refused()
-        self.told = json.loads(answer)
-        if "lacking" in self.told:
-            python = str(self.told["lacking"])
+            raise self._error_text()
+        self.ready_message = json.loads(answer)
+        if "lacking" in self.ready_message:
+            python = str(self.ready_message["lacking"])
             what = f"JupyterLab is not installed on {self.place.where} for {python}, the interpreter of the run"
             raise BadInput(what, fix=self.place.install(python))
-        if "failed" in self.told:
-            raise TargetError(f"Jupyter does not start on {self.place.where}:\n{self.told['failed']}")
+        if "failed" in self.ready_message:
+            raise TargetError(f"Jupyter does not start on {self.place.where}:\n{self.ready_message['failed']}")
 
-    def _refused(self) -> TargetError:
+    def _error_text(self) -> TargetError:
         assert self._process is not None
-        self._process.wait(_GOODBYE_S)
+        self._process.wait(_CLOSE_TIMEOUT_S)
         self._complaints.seek(0)
         said = self._complaints.read().decode("utf-8", "replace").strip().splitlines()
         return TargetError(f"{self.place.where} cannot be reached: {said[-1] if said else 'it gave no reason'}")
@@ -247,11 +247,11 @@ class Session:
             self._tunnel.run()
         except (OSError, ValueError):
             pass  # closed by another thread: the same as an end
-        self.over.set()
+        self.ended.set()
 
-    def _beat(self) -> None:
-        while not self.over.wait(remote_jupyter.BEAT_S):
-            self._tell(remote_jupyter.ALIVE)
+    def _send_heartbeats(self) -> None:
+        while not self.ended.wait(remote_jupyter.BEAT_S):
+            self._send(remote_jupyter.ALIVE)
 
     def _listen(self) -> None:
         assert self._listener is not None
@@ -262,11 +262,11 @@ class Session:
                 return
             self._tunnel.carry(number, connection)
 
-    def _tell(self, kind: int) -> None:
+    def _send(self, kind: int) -> None:
         try:
             self._tunnel.send(0, kind)
         except (OSError, ValueError):
-            self.over.set()  # the remote end is gone
+            self.ended.set()  # the remote end is gone
 
     def close(self) -> None:
         """Ask Jupyter to end, and wait for it. Idempotent."""
@@ -275,8 +275,8 @@ class Session:
         process, self._process = self._process, None
         if process is None:
             return
-        if self.told.get("port") and not self.over.is_set():
-            self._tell(remote_jupyter.END)
+        if self.ready_message.get("port") and not self.ended.is_set():
+            self._send(remote_jupyter.END)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -284,10 +284,10 @@ class Session:
         except OSError:
             pass  # the other side has closed it already
         try:
-            process.wait(_GOODBYE_S)
+            process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        self.over.set()
+        self.ended.set()
         process.stdout.close()
         self._complaints.close()

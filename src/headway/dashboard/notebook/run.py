@@ -19,7 +19,7 @@ from headway.rundir.layout import PROGRESS, RECEIPT, REPORT, RunFolder
 from headway.rundir.lease import spent_s, spent_usd
 from headway.rundir.status import LAST, find, folder_status
 
-_MOST_CURVES: Final = 6
+_MAX_CURVES: Final = 6
 _NOISY: Final = ("loss", "grad_norm")
 _STYLE: Final = """
 .headway-card{font:14px/1.45 system-ui,sans-serif;color:inherit;max-width:60rem;padding:.8rem 1rem;border-radius:.6rem;
@@ -86,8 +86,8 @@ def _facts(run: RecordedRun, state: str, progress: Mapping[str, Any]) -> Iterato
         else "",
         "steps per second": f"{progress['rate']:.3g}" if progress.get("rate") else "",
         "left": duration(progress["eta_s"]) if progress.get("eta_s") is not None and state == "running" else "",
-        "time": _against(spent["seconds"], spent["budget_s"], duration),
-        "money": _against(spent["usd"], spent["budget_usd"], usd),
+        "time": _spent_of_budget(spent["seconds"], spent["budget_s"], duration),
+        "money": _spent_of_budget(spent["usd"], spent["budget_usd"], usd),
         **{name: f"{value:.4g}" for name, value in _scores(run).items()},
     }
     for name, value in found.items():
@@ -95,7 +95,7 @@ def _facts(run: RecordedRun, state: str, progress: Mapping[str, Any]) -> Iterato
             yield f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>"
 
 
-def _against(spent: float | None, budget: float | None, shown: Any) -> str:
+def _spent_of_budget(spent: float | None, budget: float | None, shown: Any) -> str:
     if spent is None:
         return ""
     return f"{shown(spent)} of {shown(budget)}" if budget else str(shown(spent))
@@ -109,7 +109,7 @@ def _scores(run: RecordedRun) -> dict[str, float]:
 
 def _curves(run: RecordedRun) -> str:
     curves = run.curves()
-    figures = [_figure(name, curves[name]) for name in ordered(list(curves))[:_MOST_CURVES]]
+    figures = [_figure(name, curves[name]) for name in ordered(list(curves))[:_MAX_CURVES]]
     return f'<div class="curves">{"".join(figures)}</div>' if figures else ""
 
 
@@ -125,7 +125,7 @@ def _text(value: object) -> str:
 # The run object. Needs neither torch nor numpy, and changes nothing.
 
 
-OPENED = "HEADWAY_NOTEBOOK_RUN"  # set by `headway notebook`: the run that it was opened for
+OPEN_RUNS = "HEADWAY_NOTEBOOK_RUN"  # set by `headway notebook`: the run that it was opened for
 
 
 def open_run(run: str | None = None) -> RecordedRun:
@@ -149,7 +149,7 @@ def open_run(run: str | None = None) -> RecordedRun:
         >>> run.curves()["loss"][-1]
         (3.0, 0.25)
     """
-    return RecordedRun(find(run or os.environ.get(OPENED) or LAST).open())
+    return RecordedRun(find(run or os.environ.get(OPEN_RUNS) or LAST).open())
 
 
 class RecordedRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.diagnose.diagnosis import FailureRule
 
-KNOWN = (
+RULES = (
     FailureRule(
         name="credentials-expired",
         pattern=r"Reauthentication (?:is needed|failed)|RefreshError|invalid_grant|Token has been expired or revoked"

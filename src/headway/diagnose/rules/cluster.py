@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.diagnose.diagnosis import FailureRule
 
-KNOWN = (
+RULES = (
     FailureRule(
         name="image-not-found",
         pattern=r"manifest (?:for (?P<image>\S+) )?(?:unknown|not found)|MANIFEST_UNKNOWN"

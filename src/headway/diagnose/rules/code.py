@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.diagnose.diagnosis import FailureRule
 
-KNOWN = (
+RULES = (
     FailureRule(
         name="loss-not-finite",
         pattern=r"loss is not finite|a loss before step \d+ was not finite|Loss is nan, stopping training"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.diagnose.diagnosis import FailureRule
 
-KNOWN = (
+RULES = (
     FailureRule(
         name="secret-not-found",
         pattern=r"there is no secret (?P<secret>\S+?)[,:]?(?: |$)|secrets? \"(?P<name>[^\"]+)\" not found"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.diagnose.diagnosis import FailureRule
 
-KNOWN = (
+RULES = (
     FailureRule(
         name="driver-too-old",
         pattern=r"NVIDIA driver on your system is too old"

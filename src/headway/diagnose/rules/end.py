@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.diagnose.diagnosis import FailureRule
 
-KNOWN = (
+RULES = (
     FailureRule(
         name="deadline",
         pattern=r"DeadlineExceeded|was active on the node longer than the specified deadline"
@@ -33,7 +33,8 @@ KNOWN = (
     ),
     FailureRule(
         name="supervisor-gone",
-        pattern=r"gone without a last word|ended without reporting why|(?:nothing was heard|no heartbeat) from \S+ for",
+        pattern=r"gone without a last word|no exit status was recorded|without recording (?:a|an exit) status|"
+        r"ended without reporting why|(?:nothing was heard|no heartbeat) from \S+ for",
         cause="the machine was switched off or preempted, or the supervisor was killed",
         fix="headway resume {run}   ({again})",
     ),

@@ -6,7 +6,7 @@ from headway.diagnose.diagnosis import FailureRule
 
 _LESS = "headway run --set config.accumulate=2   (the same training in half the memory; 4, 8, … if needed)"
 
-KNOWN = (
+RULES = (
     FailureRule(
         name="cuda-out-of-memory",
         pattern=r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.diagnose.diagnosis import FailureRule
 
-KNOWN = (
+RULES = (
     FailureRule(
         name="peers-missing",
         pattern=r"(?P<who>nodes? [\d, ]+of \d+) (?:never came|did not join)"

@@ -16,7 +16,7 @@ from headway.recipes.captioning.vocabulary import END, PAD, START, UNKNOWN
 # Test-time augmentation
 
 
-class BatchedDecoder(NamedTuple):
+class MultiViewState(NamedTuple):
     """Decoder states, one per view."""
 
     states: tuple[State, ...]
@@ -26,8 +26,8 @@ class BatchedDecoder(NamedTuple):
         """Return the attention weights of the first view, the unmodified picture."""
         return self.states[0].looks
 
-    def of(self, rows: Tensor) -> BatchedDecoder:
-        return BatchedDecoder(tuple(state.of(rows) for state in self.states))
+    def of(self, rows: Tensor) -> MultiViewState:
+        return MultiViewState(tuple(state.of(rows) for state in self.states))
 
 
 class TTADecoder:
@@ -40,15 +40,15 @@ class TTADecoder:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def start(self, grids: Tensor, rows: int) -> BatchedDecoder:
-        return BatchedDecoder(tuple(self._decoder.start(grid, rows=rows) for grid in grids.unbind(dim=1)))
+    def start(self, grids: Tensor, rows: int) -> MultiViewState:
+        return MultiViewState(tuple(self._decoder.start(grid, rows=rows) for grid in grids.unbind(dim=1)))
 
-    def __call__(self, words: Tensor, state: BatchedDecoder) -> tuple[Tensor, BatchedDecoder]:
+    def __call__(self, words: Tensor, state: MultiViewState) -> tuple[Tensor, MultiViewState]:
         scores, after = zip(*(self._decoder(words, of_view) for of_view in state.states), strict=True)
-        return torch.stack([view.log_softmax(dim=2) for view in scores]).mean(dim=0), BatchedDecoder(after)
+        return torch.stack([view.log_softmax(dim=2) for view in scores]).mean(dim=0), MultiViewState(after)
 
 
-def asked(decoder: Decoder, grid: Tensor) -> Any:
+def decoder_for(decoder: Decoder, grid: Tensor) -> Any:
     """Return the decoder for `grid`: (pictures, cells, channels), or with TTA (pictures, views, cells, channels)."""
     return decoder if grid.dim() == 3 else TTADecoder(decoder)
 
@@ -59,7 +59,7 @@ def views(cfg: Config, pictures: Tensor) -> Tensor:
 
 
 Choose = Callable[[Tensor], Tensor]  # log-probabilities (rows, words) -> one word per row
-_NEVER = (PAD, START, UNKNOWN)  # tokens that a caption never contains
+_NEG_INF = (PAD, START, UNKNOWN)  # tokens that a caption never contains
 
 
 class DecodedCaptions(NamedTuple):
@@ -90,7 +90,7 @@ def describe(
     """
     grid = model.see(pictures)
     if beam == 1:
-        return _one_by_one(model, grid, max_length, _surest)
+        return _decode_steps(model, grid, max_length, _greedy)
     return _beam(model, grid, max_length, beam, length_penalty)
 
 
@@ -112,18 +112,18 @@ def sample(
         chance = torch.rand(len(upto), 1, generator=generator, device=upto.device) * upto[:, -1:]
         return torch.searchsorted(upto, chance, right=True)[:, 0].clamp(max=upto.shape[1] - 1)
 
-    return _one_by_one(model, model.see(pictures), max_length, drawn, rows_each=samples)
+    return _decode_steps(model, model.see(pictures), max_length, drawn, rows_each=samples)
 
 
-def _surest(gains: Tensor) -> Tensor:
+def _greedy(gains: Tensor) -> Tensor:
     return gains.argmax(dim=1)
 
 
-def _one_by_one(
+def _decode_steps(
     model: Captioner, grid: Tensor, max_length: int, choose: Choose, *, rows_each: int = 1
 ) -> DecodedCaptions:
     """Decode word by word, with `choose` picking each word from the log-probabilities."""
-    rows, decoder = len(grid) * rows_each, asked(model.decoder, grid)
+    rows, decoder = len(grid) * rows_each, decoder_for(model.decoder, grid)
     state = decoder.start(grid, rows=rows)
     word = torch.full((rows,), START, device=grid.device)
     said = torch.full((rows, max_length), PAD, device=grid.device)
@@ -132,7 +132,7 @@ def _one_by_one(
     looks: list[Tensor] = []
     for step in range(max_length):
         scores, state = decoder(word[:, None], state)
-        gains = sayable(scores[:, 0]).log_softmax(dim=1)
+        gains = mask_special(scores[:, 0]).log_softmax(dim=1)
         word = choose(gains)
         total = total + gains.gather(1, word[:, None])[:, 0] * going
         said[:, step] = torch.where(going, word, PAD)
@@ -146,7 +146,7 @@ def _one_by_one(
 
 def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_penalty: float) -> DecodedCaptions:
     """Run a beam search, ranking hypotheses, ended or not, by log-probability / words ^ length_penalty."""
-    pictures, device, decoder = len(grid), grid.device, asked(model.decoder, grid)
+    pictures, device, decoder = len(grid), grid.device, decoder_for(model.decoder, grid)
     state = decoder.start(grid, rows=pictures * beam)
     first_row = torch.arange(pictures, device=device)[:, None] * beam
     said = torch.full((pictures, beam, max_length), PAD, device=device)
@@ -157,11 +157,11 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
     looks: list[Tensor] = []
     for step in range(max_length):
         scores, state = decoder(word.view(-1, 1), state)
-        gains = sayable(scores[:, 0]).log_softmax(dim=1).view(pictures, beam, -1)
+        gains = mask_special(scores[:, 0]).log_softmax(dim=1).view(pictures, beam, -1)
         ended = (word == END) | (word == PAD)
         # The best `beam` hypotheses can only extend by one of their own `beam` best words.
         gains, words = gains.topk(min(beam, gains.shape[2]), dim=2)
-        totals = total[:, :, None] + _ended_stay(gains, ended)
+        totals = total[:, :, None] + _keep_ended(gains, ended)
         lengths = (length + ~ended)[:, :, None]
         best = (totals / lengths.clamp(min=1) ** length_penalty).flatten(1).topk(beam, dim=1).indices
         origin = best // gains.shape[2]
@@ -180,12 +180,12 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
     return DecodedCaptions(said[:, 0], total[:, 0], None if found is None else found[::beam], said, total)
 
 
-def sayable(scores: Tensor) -> Tensor:
+def mask_special(scores: Tensor) -> Tensor:
     """Mask the scores (rows, words) of tokens that a caption must not contain."""
-    return scores.index_fill(1, torch.tensor(_NEVER, device=scores.device), float("-inf"))
+    return scores.index_fill(1, torch.tensor(_NEG_INF, device=scores.device), float("-inf"))
 
 
-def _ended_stay(gains: Tensor, ended: Tensor) -> Tensor:
+def _keep_ended(gains: Tensor, ended: Tensor) -> Tensor:
     """Give an ended hypothesis one successor, itself, at no cost, in the first slot."""
     stay = torch.full_like(gains, float("-inf"))
     stay[:, :, 0] = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from headway.spec.fields import RECORDED
-from headway.spec.renamed import Former, Renamed, ShareOfSteps
+from headway.spec.renamed import FormerKey, Renamed, ShareOfSteps
 
 Count = Annotated[int, ">= 1"]
 Share = Annotated[float, ">= 0", "< 1"]
@@ -83,7 +83,7 @@ class Config:
     # of the steps, where `warmup` is left out: former versions recorded other shares, which their runs resume with
     warmup_share: Share = field(default=WARMUP_SHARE, metadata={"key": RECORDED})
 
-    RENAMED: ClassVar[Mapping[str, Former]] = {
+    RENAMED: ClassVar[Mapping[str, FormerKey]] = {
         "attention": Renamed("attention_size"),
         "average": Renamed("ema_decay"),
         "batch": Renamed("batch_size"),

@@ -75,7 +75,9 @@ def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> 
     sources: tuple[Source, ...] = getattr(data, split) or (Source(source=SCENES),)
     if sum(source.source == SCENES for source in sources) > 1:
         raise BadInput(f"data.{split} names {SCENES} twice", fix="name it once, with a limit if need be")
-    found = [_scenes(cfg, s, split) if s.source == SCENES else _prepared(cfg, s, split, cache) for s in sources]
+    found = [
+        _load_scenes(cfg, s, split) if s.source == SCENES else _load_prepared(cfg, s, split, cache) for s in sources
+    ]
     names = [pictures.name for pictures in found]
     for number, pictures in enumerate(found):
         if names.count(pictures.name) > 1:  # two folders with the same name, or two splits of one folder
@@ -115,7 +117,7 @@ class Drawn:
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
 
-def _scenes(cfg: Config, source: Source, split: str) -> Pictures:
+def _load_scenes(cfg: Config, source: Source, split: str) -> Pictures:
     drawn_as = source.split or split
     if drawn_as not in scenes.SPLITS:
         known = ", ".join(scenes.SPLITS)
@@ -188,7 +190,7 @@ class Stored:
         return torch.from_numpy(made).permute(0, 3, 1, 2)
 
 
-def _prepared(cfg: Config, source: Source, split: str, cache: Cache | None) -> Pictures:
+def _load_prepared(cfg: Config, source: Source, split: str, cache: Cache | None) -> Pictures:
     from headway.core.errors import BadJob
     from headway.data.dataset.manifest import check_data
     from headway.data.dataset.open import open_sources
@@ -216,8 +218,8 @@ def _prepared(cfg: Config, source: Source, split: str, cache: Cache | None) -> P
 # Batches for training and evaluation: pure functions of their step number, for any number of ranks.
 
 
-_WHICH_CAPTIONS, _WHICH_SIDE = 1, 2  # random streams
-EVALUATED_AT_ONCE: Final = 32  # larger batches with a wide beam no longer fit the CPU cache
+_CAPTION_STREAM, _MIRROR_STREAM = 1, 2  # random streams
+EVAL_BATCH: Final = 32  # larger batches with a wide beam no longer fit the CPU cache
 
 
 class Batch(NamedTuple):
@@ -276,7 +278,7 @@ class TrainingFeed:
         self._mirror, self._each = cfg.mirror, cfg.captions
         self._batch = min(cfg.batch_size, len(sources))
         self._order = SampleOrder(sources.pools(), len(sources))
-        self._said, self._counts = _numbered(sources.pictures, words, cfg.max_length)
+        self._said, self._counts = _encode_captions(sources.pictures, words, cfg.max_length)
         seen = [(pictures.fingerprint, pictures.weight) for pictures in sources.pictures]
         asked = (seen, words.words, seed, self._batch, cfg.captions, cfg.max_length, cfg.mirror, cfg.side)
         self._fingerprint = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
@@ -298,7 +300,7 @@ class TrainingFeed:
     def _made(self, epoch: int, positions: Numbers) -> Batch:
         """Make a batch. Each picture gets `captions` of its references, none repeated before all were used."""
         rows = self._order.at(self.seed, epoch, positions)
-        chance = uniforms(self.seed, epoch, positions, self._said.shape[1], stream=_WHICH_CAPTIONS)
+        chance = uniforms(self.seed, epoch, positions, self._said.shape[1], stream=_CAPTION_STREAM)
         index = torch.from_numpy(rows)
         has = self._counts[index]
         beyond = np.arange(self._said.shape[1])[None] >= has.numpy()[:, None]
@@ -306,11 +308,11 @@ class TrainingFeed:
         which = order.gather(1, torch.arange(self._each)[None] % has[:, None])
         captions = self._said[index[:, None], which].long()
         longest = int((captions != 0).sum(dim=2).max())
-        mirrored = uniforms(self.seed, epoch, positions, 1, stream=_WHICH_SIDE)[:, 0] < 0.5 if self._mirror else None
+        mirrored = uniforms(self.seed, epoch, positions, 1, stream=_MIRROR_STREAM)[:, 0] < 0.5 if self._mirror else None
         return Batch(index, self.sources.read(rows, mirrored), captions[:, :, :longest])
 
 
-def _numbered(sources: Sequence[Pictures], words: Vocabulary, max_length: int) -> tuple[Tensor, Tensor]:
+def _encode_captions(sources: Sequence[Pictures], words: Vocabulary, max_length: int) -> tuple[Tensor, Tensor]:
     """Encode all references as token ids (pictures, most references, length), and count the references per picture."""
     every = [said for pictures in sources for said in pictures.references]
     counts = torch.tensor([len(said) for said in every])
@@ -327,7 +329,7 @@ class EvaluationFeed:
 
     workers = 0
 
-    def __init__(self, sources: Sources, batch: int = EVALUATED_AT_ONCE, *, both_sides: bool = False) -> None:
+    def __init__(self, sources: Sources, batch: int = EVAL_BATCH, *, both_sides: bool = False) -> None:
         self._sources, self._batch, self._both = sources, batch, both_sides
 
     @property
@@ -351,7 +353,7 @@ class EvaluationFeed:
 
 
 _PIECE: Final = 256  # pictures per fsync: the most work that a kill can lose
-_AT_ONCE: Final = 8  # small batches stay in the CPU cache
+_ENCODE_BATCH: Final = 8  # small batches stay in the CPU cache
 _KIND: Final = np.float16
 
 
@@ -368,7 +370,7 @@ class Features:
         return torch.from_numpy(self._grids[sides, rows])
 
 
-def seen(
+def encoded_views(
     encoder: nn.Module,
     pictures: list[Pictures],
     cache: Cache | None,
@@ -429,7 +431,7 @@ def _write(path: Path, encoder: PretrainedEncoder, pictures: Pictures, *, mirror
             file.seek(done * size)
             while done < total:
                 places = np.arange(done, min(done + _PIECE, total))
-                file.write(_seen(encoder, pictures, places % count, places >= count, device).tobytes())
+                file.write(_encode_rows(encoder, pictures, places % count, places >= count, device).tobytes())
                 file.flush()
                 os.fsync(file.fileno())
                 done += len(places)
@@ -444,7 +446,7 @@ def _write(path: Path, encoder: PretrainedEncoder, pictures: Pictures, *, mirror
     os.rename(part, path)
 
 
-def _seen(
+def _encode_rows(
     encoder: PretrainedEncoder, pictures: Pictures, rows: Numbers, flip: NDArray[np.bool_], device: torch.device
 ) -> NDArray[np.float16]:
     """Compute features of small batches in parallel, one thread each: the layers are too small to parallelize inside.
@@ -452,7 +454,7 @@ def _seen(
     So the features do not depend on the number of threads either.
     """
 
-    def see(first: int) -> NDArray[np.float16]:
+    def encode(first: int) -> NDArray[np.float16]:
         torch.set_num_threads(1)
         pixels = pictures.pixels.read(rows[first : first + at_once], flip[first : first + at_once])
         with torch.inference_mode():
@@ -460,10 +462,10 @@ def _seen(
         return grids
 
     alone = device.type != "cpu"
-    threads, at_once = torch.get_num_threads(), _PIECE if alone else _AT_ONCE
+    threads, at_once = torch.get_num_threads(), _PIECE if alone else _ENCODE_BATCH
     encoder(pictures.pixels.read(rows[:1]).to(device))  # folds batch norm into the encoder, once
     try:
         with ThreadPoolExecutor(1 if alone else threads) as pool:
-            return np.concatenate(list(pool.map(see, range(0, len(rows), at_once))))
+            return np.concatenate(list(pool.map(encode, range(0, len(rows), at_once))))
     finally:
         torch.set_num_threads(threads)

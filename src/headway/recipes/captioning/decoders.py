@@ -59,11 +59,11 @@ class Decoder(nn.Module, ABC):
     def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
         """Return the loss inputs for captions (pictures, captions each, length), padded at the end."""
         words = captions.flatten(0, 1)
-        scores, _ = self(self._forgetful(words[:, :-1]), self.start(grid, rows=len(words)))
+        scores, _ = self(self._drop_words(words[:, :-1]), self.start(grid, rows=len(words)))
         said = words[:, 1:] != PAD
         return DecoderLossInputs(scores[said], words[:, 1:][said], said.nonzero()[:, 0])
 
-    def _forgetful(self, words: Tensor) -> Tensor:
+    def _drop_words(self, words: Tensor) -> Tensor:
         """Apply word dropout in training, so that the previous words alone do not suffice to predict the next."""
         if not (self.training and self.word_dropout):
             return words
@@ -93,7 +93,7 @@ class LstmBase(Decoder):
         self.word_dropout = cfg.word_dropout
         self.embedding = WordEmbedding(words, cfg.embedding_size, small=cfg.tied)
         self.lstm = nn.LSTM(cfg.embedding_size + seen, cfg.hidden_size, batch_first=True)
-        remember_at_first(self.lstm)
+        init_forget_bias(self.lstm)
         self.dropout = Dropout(cfg.dropout)
 
     def start(self, grid: Tensor, rows: int) -> DecoderState:
@@ -131,7 +131,7 @@ class LstmDecoder(LstmBase):
         """Pack the rows, so that captions shorter than the longest cost nothing extra."""
         words = captions.flatten(0, 1)
         lengths = (words[:, 1:] != PAD).sum(dim=1).cpu()
-        given = self._given(self._forgetful(words[:, :-1]), self.see(grid)[0])
+        given = self._given(self._drop_words(words[:, :-1]), self.see(grid)[0])
         said, _ = self.lstm(pack_padded_sequence(given, lengths, batch_first=True, enforce_sorted=False))
         whose = torch.arange(len(words), device=words.device)[:, None].expand_as(words[:, 1:])
         wanted = torch.stack([words[:, 1:], whose], dim=2)
@@ -191,7 +191,7 @@ class GlimpseDecoder(LstmBase):
         return x.view(*x.shape[:2], self.heads, self.size).transpose(1, 2)
 
 
-def remember_at_first(lstm: nn.LSTM | nn.LSTMCell) -> None:
+def init_forget_bias(lstm: nn.LSTM | nn.LSTMCell) -> None:
     """Initialize the forget-gate bias to 1: torch's default forgets half of the cell state at every word."""
     with torch.no_grad():
         for name, bias in lstm.named_parameters():
@@ -260,7 +260,7 @@ def linear_map(weight: Tensor, bias: Tensor, rows: Sequence[int] | None) -> Map:
     if rows is None:
         return partial(functional.linear, weight=weight, bias=bias)
     given: list[Tensor] = []  # detached: a graph that refers back to itself would never be freed
-    biases = iter(_Late.apply(weight, bias, given, rows))  # type: ignore[no-untyped-call]
+    biases = iter(_DeferredWeightGradient.apply(weight, bias, given, rows))  # type: ignore[no-untyped-call]
     transposed = weight.detach().t()
 
     def apply(x: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ def linear_map(weight: Tensor, bias: Tensor, rows: Sequence[int] | None) -> Map:
     return apply
 
 
-class _Late(torch.autograd.Function):
+class _DeferredWeightGradient(torch.autograd.Function):
     """Returns one bias per call.
 
     The gradient of that bias is the gradient of the call's result: all the weights need.
@@ -335,7 +335,7 @@ class AttentionDecoder(Decoder):
         )
         for cell in self.cells:
             if isinstance(cell, nn.LSTMCell):
-                remember_at_first(cell)
+                init_forget_bias(cell)
         self.from_hidden = nn.Linear(width, cfg.embedding_size)
         self.from_seen = nn.Linear(width, cfg.embedding_size, bias=False)
         self.score = word_scores(cfg, cfg.embedding_size, self.embedding)
@@ -365,7 +365,7 @@ class AttentionDecoder(Decoder):
         order = lengths.argsort(dim=1, descending=True, stable=True)
         captions = captions.gather(1, order[:, :, None].expand_as(captions))
         longest = lengths.gather(1, order).amax(dim=0).tolist()  # the longest, second longest, … over all pictures
-        given, targets = self._forgetful(captions[:, :, :-1]), captions[:, :, 1:]
+        given, targets = self._drop_words(captions[:, :, :-1]), captions[:, :, 1:]
         pictures, each, _ = targets.shape
         state = self.start(grid, rows=pictures * each)
         whose = order + torch.arange(pictures, device=grid.device)[:, None] * each
@@ -496,7 +496,7 @@ class Row(NamedTuple):
         return x.flatten(0, 1)[self.at]
 
 
-def laid_out(words: Tensor, targets: Tensor) -> Row:
+def pack_rows(words: Tensor, targets: Tensor) -> Row:
     """Pack each picture's captions into one row, with all padding at the end of the row."""
     pictures, each, length = words.shape
     said = (targets != PAD).flatten(1)
@@ -602,7 +602,7 @@ class TransformerDecoder(Decoder):
 
         Captions of a picture are concatenated; a word attends to the earlier ones of its own caption.
         """
-        row = laid_out(self._forgetful(captions[:, :, :-1]), captions[:, :, 1:])
+        row = pack_rows(self._drop_words(captions[:, :, :-1]), captions[:, :, 1:])
         x, seen = self.dropout(self.embedding(row.words) + self.position[row.position]), self._see(grid)
         for layer in self._stack():
             x = layer(x, layer.see(seen), row)

@@ -47,7 +47,7 @@ class CaptionJudge:
         measured = self._scorer.score(said)
         found = {name: measured[name] for name in metrics}
         if self._pictures.valid is not None:
-            found["exact"] = float(np.mean(right(self._pictures, said)))
+            found["exact"] = float(np.mean(is_correct(self._pictures, said)))
         return found
 
     def each(self, said: Sequence[str]) -> list[float]:
@@ -64,7 +64,7 @@ class CaptionJudge:
             "rouge_l": of_values(measured.rouge_l),
         }
         if self._pictures.valid is not None:
-            found["exact"] = of_values(right(self._pictures, said))
+            found["exact"] = of_values(is_correct(self._pictures, said))
         return found
 
 
@@ -77,16 +77,16 @@ class Validation:
 
     def scores(self, run: Run, model: Captioner) -> dict[str, float]:
         """Score greedy captions per source and overall. Each rank captions its share."""
-        share = say(model, self._cfg, len(self._sources), run.evaluating(self._feed), beam=1)
+        share = generate_captions(model, self._cfg, len(self._sources), run.evaluating(self._feed), beam=1)
         rows: Tensor = run.total(share.to(run.device))
         said = [model.vocabulary.decode(row) for row in rows.tolist()]
-        return together(
+        return average_scores(
             self._sources,
             [judge.scores(part) for judge, part in zip(self._judges, _parts(self._sources, said), strict=True)],
         )
 
 
-def together(sources: Sources, each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def average_scores(sources: Sources, each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return each source's scores under its name, and their mean, weighted by the sources' weights."""
     if len(each) == 1:
         return dict(each[0])
@@ -101,7 +101,7 @@ def together(sources: Sources, each: Sequence[Mapping[str, float]]) -> dict[str,
     return found
 
 
-def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, beam: int) -> Tensor:
+def generate_captions(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, beam: int) -> Tensor:
     """Caption the pictures in `batches`: one row of token ids per picture, zero for those of other ranks."""
     said = torch.zeros(count, cfg.max_length, dtype=torch.int64)
     learning = model.training
@@ -115,13 +115,13 @@ def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, 
 
 def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
     """Evaluate the whole split with beam search: per source, and separately for seen and held-out combinations."""
-    sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
+    sources = _encode(model, cfg, load(cfg, data, split, cache=cache), cache)
     feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
-    rows = say(model, cfg, len(sources), _all(feed), beam=cfg.beam)
+    rows = generate_captions(model, cfg, len(sources), _all(feed), beam=cfg.beam)
     said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
     judges = [CaptionJudge(pictures) for pictures in sources.pictures]
     each = [judge.scores(part, EVERY) for judge, part in zip(judges, said, strict=True)]
-    metrics, by_group, examples = together(sources, each), {}, []
+    metrics, by_group, examples = average_scores(sources, each), {}, []
     for pictures, part in zip(sources.pictures, said, strict=True):
         groups = _groups(pictures)
         for name, chosen in groups.items():
@@ -159,36 +159,38 @@ def _best_and_worst(sources: Sources, judges: Sequence[CaptionJudge], said: Sequ
 
 def _baseline(sources: Sources, judges: Sequence[CaptionJudge]) -> Baseline:
     """Score a baseline that gives every picture the most frequent caption."""
-    often = Counter(text for pictures in sources.pictures for references in pictures.references for text in references)
-    always = min(often, key=lambda text: (-often[text], text))
+    counts = Counter(text for pictures in sources.pictures for references in pictures.references for text in references)
+    always = min(counts, key=lambda text: (-counts[text], text))
     each = [judge.scores([always] * len(part), EVERY) for judge, part in zip(judges, sources.pictures, strict=True)]
-    return Baseline(words=f"says “{always}” of every picture, the commonest caption", metrics=together(sources, each))
+    return Baseline(
+        words=f"says “{always}” of every picture, the commonest caption", metrics=average_scores(sources, each)
+    )
 
 
 def choose_search(
     model: Captioner, cfg: Config, data: Data, *, split: str = "val", cache: Cache | None = None
 ) -> tuple[Config, dict[str, float]]:
     """Return the config with the beam and length penalty that score best on `split`, and their scores."""
-    sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
+    sources = _encode(model, cfg, load(cfg, data, split, cache=cache), cache)
     feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
     with torch.inference_mode():  # encode the pictures once for all searches
-        seen = [(batch.rows, model.see(batch.pictures).half()) for batch in _all(feed)]
+        encoded = [(batch.rows, model.see(batch.pictures).half()) for batch in _all(feed)]
     judges = [CaptionJudge(pictures) for pictures in sources.pictures]
     found: list[tuple[Config, dict[str, float]]] = []
     for beam, penalty in SEARCHES:
         tried = replace(cfg, beam=beam, length_penalty=penalty)
-        rows = say(model, tried, len(sources), (Batch(*batch) for batch in seen), beam=beam)
+        rows = generate_captions(model, tried, len(sources), (Batch(*batch) for batch in encoded), beam=beam)
         said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
         each = [judge.scores(part, EVERY) for judge, part in zip(judges, said, strict=True)]
-        found.append((tried, together(sources, each)))
+        found.append((tried, average_scores(sources, each)))
     return max(found, key=lambda one: one[1][cfg.best])
 
 
-def _looked_at(model: Captioner, cfg: Config, pictures: list[Pictures], cache: Cache | None) -> Sources:
+def _encode(model: Captioner, cfg: Config, pictures: list[Pictures], cache: Cache | None) -> Sources:
     """Return the model inputs, with the cached features from training if its encoder was frozen."""
-    from headway.recipes.captioning.data import seen  # not needed by a server
+    from headway.recipes.captioning.data import encoded_views  # not needed by a server
 
-    return seen(model.encoder, pictures, cache, learns=cfg.finetune_from is not None, mirrored=cfg.both_sides)
+    return encoded_views(model.encoder, pictures, cache, learns=cfg.finetune_from is not None, mirrored=cfg.both_sides)
 
 
 def _all(feed: EvaluationFeed) -> Iterator[Batch]:
@@ -218,14 +220,14 @@ def _only(pictures: Pictures, rows: Sequence[int]) -> Pictures:
     )
 
 
-def right(pictures: Pictures, said: Sequence[str]) -> NDArray[np.bool_]:
+def is_correct(pictures: Pictures, said: Sequence[str]) -> NDArray[np.bool_]:
     """Return which captions the grammar allows for their picture."""
     assert pictures.valid is not None
     return np.array([text in valid for text, valid in zip(said, pictures.valid, strict=True)])
 
 
 def _examples(pictures: Pictures, said: Sequence[str], groups: dict[str, list[int]]) -> list[Example]:
-    judged = None if pictures.valid is None else right(pictures, said)
+    judged = None if pictures.valid is None else is_correct(pictures, said)
     return [
         Example(
             picture=_png(pictures.pixels.read(np.array([row]))[0]),

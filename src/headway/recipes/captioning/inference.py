@@ -22,7 +22,7 @@ from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import SCENES
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.vocabulary import END, PAD, Vocabulary
-from headway.recipes.common import fill, middle_square, open_picture
+from headway.recipes.common import center_crop, load_weights, open_picture
 from headway.spec import Job
 from headway.spec.loading import from_plain, to_plain
 
@@ -103,7 +103,7 @@ class Predictor:
     def __init__(self, bundle: Bundle) -> None:
         self._cfg = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
         self._model = Captioner(self._cfg, Vocabulary.from_file(bundle.read("vocabulary.json")), fresh=False)
-        fill(self._model, bundle)
+        load_weights(self._model, bundle)
 
     @property
     def model(self) -> Captioner:
@@ -120,7 +120,7 @@ class Predictor:
 
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
         """Caption files: one {"input", "text"} per input, in order. Reads all inputs before captioning the first."""
-        texts = self.captions([middle_square(open_picture(path), self.side) for path in inputs])
+        texts = self.captions([center_crop(open_picture(path), self.side) for path in inputs])
         return [{"input": path, "text": text} for path, text in zip(inputs, texts, strict=True)]
 
     def captions(self, pictures: Sequence[Tensor]) -> list[str]:
@@ -208,15 +208,15 @@ class CaptionService:
 
         The word search stays in torch.
         """
-        from headway.recipes.captioning.onnx import look
+        from headway.recipes.captioning.onnx import example_picture
 
-        return look(self._predictor.model, self._predictor.config)
+        return example_picture(self._predictor.model, self._predictor.config)
 
     def use(self, run: Run) -> None:
         self._predictor.model.encoder = OnnxEncoder(run)
 
     def prepare(self, instance: Instance) -> Tensor:
-        return middle_square(PilImage.fromarray(instance["image"]), self._predictor.side)
+        return center_crop(PilImage.fromarray(instance["image"]), self._predictor.side)
 
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
         if not explain:

@@ -18,7 +18,7 @@ from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.vocabulary import START
 
-SAID = "said"  # name of the dynamic dimension: number of words so far, if the state grows with them
+DECODE_STEPS = "said"  # name of the dynamic dimension: number of words so far, if the state grows with them
 
 
 class EncoderGraph(nn.Module):
@@ -63,7 +63,7 @@ def graphs(model: Captioner, cfg: Config) -> list[Graph]:
     changing = [one is not other for one, other in zip(before, after, strict=True)]
     names = [f"state_{number}" for number in range(len(before))]
     grows = {
-        name: {at: SAID for at, (one, other) in enumerate(zip(a.shape, b.shape, strict=True)) if one != other}
+        name: {at: DECODE_STEPS for at, (one, other) in enumerate(zip(a.shape, b.shape, strict=True)) if one != other}
         for name, a, b in zip(names, before, after, strict=True)
     }
     see = Graph(
@@ -79,14 +79,14 @@ def graphs(model: Captioner, cfg: Config) -> list[Graph]:
         inputs={"word": word, **dict(zip(names, after, strict=True))},
         outputs=("scores", *(f"next_{name}" for name, changes in zip(names, changing, strict=True) if changes)),
         dynamic={name: dims for name, dims in grows.items() if dims},
-        at_most={SAID: cfg.max_length},
+        at_most={DECODE_STEPS: cfg.max_length},
         more=[{"word": word + 1, **dict(zip(names, state, strict=True))} for state in (before, later)],
         about="the last word and the state, to the scores of the next word; next_state_N is state_N next time",
     )
     return [see, say]
 
 
-def look(model: Captioner, cfg: Config) -> Graph:
+def example_picture(model: Captioner, cfg: Config) -> Graph:
     """Return the graph of the encoder alone, with a dynamic batch size, for a server that runs it outside torch."""
     model.eval()
     pictures = _picture(cfg, model).repeat(2, 1, 1, 1)

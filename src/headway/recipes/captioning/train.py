@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from headway.metrics.bleu import bleu_counts
 from headway.metrics.captions import Cider
 from headway.metrics.ptb_tokenizer import tokenize_all
-from headway.recipes.captioning.beam_search import sample, sayable
+from headway.recipes.captioning.beam_search import mask_special, sample
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import Batch, Sources, TrainingFeed, load, seen, vocabulary
+from headway.recipes.captioning.data import Batch, Sources, TrainingFeed, encoded_views, load, vocabulary
 from headway.recipes.captioning.evaluate import Validation
 from headway.recipes.captioning.inference import bundle
 from headway.recipes.captioning.model import Captioner, PretrainedEncoder
@@ -57,9 +57,9 @@ class SelfCriticalLoss:
         rewards = self.rewards(model, words, batch.rows.repeat_interleave(self._samples)).to(grid.device)
         begun = torch.cat([words.new_full((len(words), 1), START), words[:, : int((words != PAD).sum(dim=1).max())]], 1)
         lesson = model.decoder.learn(grid, begun.view(len(grid), self._samples, -1))
-        scores = sayable(lesson.scores) / self._temperature  # the loss uses the distribution that was sampled from
+        scores = mask_special(lesson.scores) / self._temperature  # the loss uses the distribution that was sampled from
         gains = scores.log_softmax(dim=1).gather(1, lesson.targets[:, None])[:, 0]
-        loss = -(better_than_others(rewards, self._samples)[lesson.captions] * gains).sum()
+        loss = -(advantages(rewards, self._samples)[lesson.captions] * gains).sum()
         return loss, loss.new_tensor(len(gains)), rewards.mean()
 
     def _drawn(self, model: Captioner, grid: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class SelfCriticalLoss:
         return torch.from_numpy(found).float()
 
 
-def better_than_others(rewards: Tensor, samples: int) -> Tensor:
+def advantages(rewards: Tensor, samples: int) -> Tensor:
     """Return each caption's reward minus the mean of its picture's others (leave-one-out baseline): zero on average."""
     of_picture = rewards.view(-1, samples)
     others = (of_picture.sum(dim=1, keepdim=True) - of_picture) / (samples - 1)
@@ -92,18 +92,20 @@ def train(run: Run, cfg: Config) -> None:
     words = vocabulary(cfg, pictures)
     model = run.place(Captioner(cfg, words))
     average = run.average(model, cfg.ema_decay) if cfg.ema_decay else None
-    look = partial(seen, model.encoder, cache=run.job.cache, learns=cfg.finetune_from is not None, device=run.device)
+    look = partial(
+        encoded_views, model.encoder, cache=run.job.cache, learns=cfg.finetune_from is not None, device=run.device
+    )
     feed = TrainingFeed(cfg, look(pictures, mirrored=cfg.mirror), words, seed=run.seed)
     validation = Validation(cfg, look(val, mirrored=cfg.both_sides))  # the same features that `headway eval` will use
 
     optimizer = torch.optim.AdamW(
         _groups(cfg, model, cfg.lr), betas=(0.9, 0.98), weight_decay=cfg.weight_decay, fused=True
     )
-    careful = torch.optim.AdamW(_groups(cfg, model, cfg.self_critical_lr), weight_decay=0.0, fused=True)
-    calm = LambdaLR(careful, rise_and_fall(len(feed) * cfg.self_critical_epochs, warmup=0))
-    later = {"careful": careful, "calm": calm} if cfg.self_critical_epochs else {}
+    clip_norm = torch.optim.AdamW(_groups(cfg, model, cfg.self_critical_lr), weight_decay=0.0, fused=True)
+    calm = LambdaLR(clip_norm, warmup_cosine(len(feed) * cfg.self_critical_epochs, warmup=0))
+    later = {"careful": clip_norm, "calm": calm} if cfg.self_critical_epochs else {}
     steps = len(feed) * cfg.epochs
-    schedule = LambdaLR(optimizer, rise_and_fall(steps, cfg.warmup_steps(steps)))
+    schedule = LambdaLR(optimizer, warmup_cosine(steps, cfg.warmup_steps(steps)))
     averaged = average.swapped if average else nullcontext
     best = BestScores()
 
@@ -133,7 +135,7 @@ def train(run: Run, cfg: Config) -> None:
             _prepare(cfg, model, cfg.epochs + epoch)
             for batch in run.steps(feed):
                 loss_sum, count, reward = critic.loss(model, batch)
-                run.step(loss_sum, careful, weight=count, clip=cfg.clip, scheduler=calm)
+                run.step(loss_sum, clip_norm, weight=count, clip=cfg.clip, scheduler=calm)
                 run.log(loss=loss_sum / count, reward=reward, lr=calm.get_last_lr()[0])
             judge()
     run.finish()
@@ -157,7 +159,7 @@ def _prepare(cfg: Config, model: Captioner, epoch: int) -> None:
     model.decoder.own_words = (1 - cfg.teacher_forcing) * min(1.0, epoch / max(1, cfg.epochs - 1))
 
 
-def rise_and_fall(steps: int, warmup: int) -> Callable[[int], float]:
+def warmup_cosine(steps: int, warmup: int) -> Callable[[int], float]:
     """Return the learning-rate factor: linear warm-up in `warmup` steps, then cosine decay to 0.01."""
     rising = max(1, warmup)
 

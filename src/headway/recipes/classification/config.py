@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from headway.spec.renamed import Former, Renamed
+from headway.spec.renamed import FormerKey, Renamed
 
 Count = Annotated[int, ">= 1"]
 Share = Annotated[float, ">= 0", "<= 1"]
@@ -62,7 +62,7 @@ class Config:
     val_samples: Count = 240  # … for choosing the best checkpoint …
     test_samples: Count = 320  # … and for `headway eval`
 
-    RENAMED: ClassVar[Mapping[str, Former]] = {
+    RENAMED: ClassVar[Mapping[str, FormerKey]] = {
         "batch": Renamed("batch_size"),
         "colour": Renamed("color_jitter"),
         "encoder_lr": Renamed("encoder_lr_factor"),

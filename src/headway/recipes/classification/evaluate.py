@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headway.training import Run
 
 SHOWN: Final = 24  # examples in the report
-_TOO_WIDE: Final = 60  # classes: a larger matrix is only listed as pairs in report.json
+_MAX_MATRIX_CLASSES: Final = 60  # classes: a larger matrix is only listed as pairs in report.json
 
 
 def validate(run: Run, model: Classifier, cfg: Config, read: Labelled) -> dict[str, float]:
@@ -109,7 +109,7 @@ def _tables(report: dict[str, Any]) -> list[Table]:
     if "grouped_confusion" in report:
         tables.append(_matrix("grouped_confusion", "Groups: what was taken for what", report["grouped_confusion"]))
     tables.append(_confused(report["confusion"]))
-    if len(report["confusion"]["classes"]) <= _TOO_WIDE:
+    if len(report["confusion"]["classes"]) <= _MAX_MATRIX_CLASSES:
         tables.append(_matrix("confusion", "What was taken for what", report["confusion"]))
     return tables
 

@@ -17,7 +17,7 @@ from headway.bundle.format import Bundle, BundleParts
 from headway.core.errors import BadBundle
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.model import Classifier
-from headway.recipes.common import fill, middle_square, open_picture
+from headway.recipes.common import center_crop, load_weights, open_picture
 from headway.spec import Job
 from headway.spec.loading import from_plain, to_plain
 
@@ -46,7 +46,7 @@ class Predictor:
     def __init__(self, bundle: Bundle) -> None:
         self.config = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
         self.model = Classifier(self.config, _classes(bundle), published=False)
-        fill(self.model, bundle)
+        load_weights(self.model, bundle)
 
     @property
     def side(self) -> int:
@@ -58,7 +58,7 @@ class Predictor:
 
         All are read before the first is classified.
         """
-        found = self.probabilities([middle_square(open_picture(path), self.side) for path in inputs])
+        found = self.probabilities([center_crop(open_picture(path), self.side) for path in inputs])
         return [{"input": path, **self.answer(row)} for path, row in zip(inputs, found, strict=True)]
 
     def probabilities(self, pictures: Sequence[Tensor]) -> list[Tensor]:
@@ -150,7 +150,7 @@ class ClassService:
         self._run = run
 
     def prepare(self, instance: Instance) -> Tensor:
-        return middle_square(Image.fromarray(instance["image"]), self._predictor.side)
+        return center_crop(Image.fromarray(instance["image"]), self._predictor.side)
 
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
         found = self._probabilities(list(prepared))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from headway.spec.renamed import Former, Renamed
+from headway.spec.renamed import FormerKey, Renamed
 
 Count = Annotated[int, ">= 1"]
 Rate = Annotated[float, "> 0"]
@@ -60,7 +60,7 @@ class Config:
     test_samples: Count = 1000  # … and for `headway eval`
     skewed: bool = False  # drawn grades are spread as in real life (few low, many high) instead of evenly
 
-    RENAMED: ClassVar[Mapping[str, Former]] = {
+    RENAMED: ClassVar[Mapping[str, FormerKey]] = {
         "colour": Renamed("color_jitter"),
         "lr_phase1": Renamed("phase1_lr"),
         "lr_phase2": Renamed("phase2_lr"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.artifacts.evaluate import Baseline, Evaluation, Example, Table, extremes
 from headway.core.errors import BadInput
-from headway.core.progress import with_progress as told
+from headway.core.progress import with_progress as with_progress
 from headway.metrics.ordinal import OrdinalScores
 from headway.metrics.samples import of_grades, of_values
 from headway.recipes.grading.config import Config
@@ -29,14 +29,14 @@ SHOWN: Final = 24  # examples in the report
 
 def validate(run: Run, model: Grader, cfg: Config, graded: Graded) -> dict[str, float]:
     """Score all items, each rank its share. An undefined QWK counts as 0, which means no skill."""
-    share = judge(model, cfg, len(graded), run.evaluating(graded.feed(cfg, training=False, seed=0)))
+    share = predict_grades(model, cfg, len(graded), run.evaluating(graded.feed(cfg, training=False, seed=0)))
     chances: Tensor = run.total(share.to(run.device)).cpu()
     metrics = scores(model, graded, chances).metrics()
     return {name: 0.0 if value is None else value for name, value in metrics.items()}
 
 
 @torch.no_grad()
-def judge(model: Grader, cfg: Config, count: int, batches: Iterable[Batch]) -> Tensor:
+def predict_grades(model: Grader, cfg: Config, count: int, batches: Iterable[Batch]) -> Tensor:
     """Return grade probabilities per item in `batches`; zeros for those of other ranks."""
     found = torch.zeros(count, len(model.grades))
     learning = model.training
@@ -58,11 +58,11 @@ def scores(model: Grader, graded: Graded, chances: Tensor) -> OrdinalScores:
         )
     counted = OrdinalScores(grades)
     named = model.named(chances.to(model.grades.device)).cpu().numpy()
-    counted.add(graded.labels(), named, _proper(chances))
+    counted.add(graded.labels(), named, _normalise(chances))
     return counted
 
 
-def _proper(chances: Tensor) -> NDArray[np.float64]:
+def _normalise(chances: Tensor) -> NDArray[np.float64]:
     """Renormalise rows to sum to one in double precision."""
     rows = chances.double().clamp_min(0).numpy()
     proper: NDArray[np.float64] = rows / rows.sum(axis=1, keepdims=True)
@@ -73,12 +73,12 @@ def evaluate(model: Grader, cfg: Config, data: Data, split: str, *, cache: Cache
     """Evaluate the whole split, with a row per grade, the confusion matrix and the calibration."""
     graded = load(cfg, data, split, cache=cache)
     feed = graded.feed(cfg, training=False, seed=0)
-    batches = told((feed.batch(0, step, 0, 1) for step in range(len(feed))), "grading", len(feed))
-    chances = judge(model, cfg, len(graded), batches)
+    batches = with_progress((feed.batch(0, step, 0, 1) for step in range(len(feed))), "grading", len(feed))
+    chances = predict_grades(model, cfg, len(graded), batches)
     counted = scores(model, graded, chances)
     named = model.named(chances).numpy()
     metrics = {name: value for name, value in counted.metrics().items() if value is not None}
-    best, worst = extremes(_goodness(model, graded, named, chances))
+    best, worst = extremes(_sample_quality(model, graded, named, chances))
     return Evaluation(
         data=graded.name,
         count=len(graded),
@@ -117,11 +117,11 @@ def _samples(labels: NDArray[np.int64], named: NDArray[np.int64], grades: list[i
     }
 
 
-def _goodness(model: Grader, graded: Graded, named: NDArray[np.int64], chances: Tensor) -> list[float]:
+def _sample_quality(model: Grader, graded: Graded, named: NDArray[np.int64], chances: Tensor) -> list[float]:
     """Rank answers by error; ties by the probability of the true grade."""
     labels = graded.labels()
     place = {int(grade): at for at, grade in enumerate(model.grades)}
-    sure = _proper(chances)[np.arange(len(graded)), [place[int(label)] for label in labels]]
+    sure = _normalise(chances)[np.arange(len(graded)), [place[int(label)] for label in labels]]
     found: list[float] = (sure - np.abs(labels - named)).tolist()
     return found
 

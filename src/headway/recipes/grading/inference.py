@@ -14,7 +14,7 @@ from headway.artifacts.onnx import Graph
 from headway.artifacts.predictor import Answer, Field, Instance, Run
 from headway.bundle.format import Bundle, BundleParts, to_json
 from headway.core.errors import BadInput
-from headway.recipes.common import fitting, open_picture, squashed
+from headway.recipes.common import open_picture, resize_square, wrap_load_errors
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.model import DAMAGE, Grader, rebuild
 from headway.spec import Job
@@ -45,7 +45,7 @@ class Predictor:
 
     def __init__(self, bundle: Bundle) -> None:
         self.config = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
-        with fitting(bundle):
+        with wrap_load_errors(bundle):
             self.model = rebuild(self.config, bundle.weights())
         self.model.eval()
 
@@ -84,7 +84,7 @@ class Predictor:
         if len(paths) != wanted:
             how = "FRONT,BACK: two files with a comma between them" if wanted == 2 else "one file"
             raise BadInput(f"{text!r} is {len(paths)} files, and this grader takes {wanted} of each thing", fix=how)
-        return [squashed(open_picture(path), self.config.side) for path in paths]
+        return [resize_square(open_picture(path), self.config.side) for path in paths]
 
 
 def _card(name: str, model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
@@ -143,7 +143,7 @@ class GradeService:
 
     def prepare(self, instance: Instance) -> list[Tensor]:
         side = self._predictor.config.side
-        return [squashed(Image.fromarray(instance[field.name]), side) for field in self.fields]
+        return [resize_square(Image.fromarray(instance[field.name]), side) for field in self.fields]
 
     def graph(self) -> Graph:
         from headway.recipes.grading.model import graphs

@@ -95,7 +95,7 @@ class Coral(nn.Module):
         return logits
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return of_single_grades(scores.sigmoid())
+        return grade_probabilities(scores.sigmoid())
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the thresholds' binary cross entropies, per sample."""
@@ -110,7 +110,7 @@ class Corn(nn.Linear):
         super().__init__(features, grades - 1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return of_single_grades(torch.cumprod(scores.sigmoid(), dim=1))
+        return grade_probabilities(torch.cumprod(scores.sigmoid(), dim=1))
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return the loss per sample. Threshold k learns only from samples of grade k and above."""
@@ -121,7 +121,7 @@ class Corn(nn.Linear):
         return (each * asked).sum(dim=1)
 
 
-def of_single_grades(above: Tensor) -> Tensor:
+def grade_probabilities(above: Tensor) -> Tensor:
     """Convert P(grade > k) for all k but the last to P(grade = k) for all k."""
     one = torch.ones_like(above[:, :1])
     return torch.cat([one, above], dim=1) - torch.cat([above, torch.zeros_like(one)], dim=1)
@@ -133,7 +133,7 @@ def squared_emd(probabilities: Tensor, labels: Tensor) -> Tensor:
     return (probabilities.cumsum(dim=1) - reached.to(probabilities.dtype)).square().sum(dim=1)
 
 
-def decoded(probabilities: Tensor, how: str) -> Tensor:
+def decode_grades(probabilities: Tensor, how: str) -> Tensor:
     """Return the index of the predicted grade, from 0."""
     if how == "likeliest":
         return probabilities.argmax(dim=1)
@@ -230,7 +230,7 @@ class Grader(nn.Module):
 
     def named(self, probabilities: Tensor) -> Tensor:
         """Return the predicted grades."""
-        return self.grades[decoded(probabilities, self.cfg.decode)]
+        return self.grades[decode_grades(probabilities, self.cfg.decode)]
 
     def _channels(self, pictures: Tensor) -> Tensor:
         with torch.no_grad():

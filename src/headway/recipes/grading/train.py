@@ -40,7 +40,7 @@ def train(run: Run, cfg: Config) -> None:
     run.restore(model=model, optimizer=optimizer, schedule=schedule, best=best, data=feeds[phases[0].name])
 
     for phase in run.phases(phases):
-        focus(model)
+        freeze_for_phase(model)
         for _ in run.epochs(phase.epochs):
             for batch in run.steps(feeds[phase.name]):
                 back, front = prepared(batch, cfg, augment)
@@ -85,16 +85,16 @@ def sampled(cfg: Config, phase: Phase) -> Config:
     return replace(cfg, sampler=phase.sampler)  # type: ignore[arg-type]  # one of SAMPLERS
 
 
-def focus(model: Grader) -> None:
+def freeze_for_phase(model: Grader) -> None:
     """Freeze encoders without trainable parameters entirely, and use the front only if it trains."""
     for encoder in (model.back, model.front):
         if encoder is not None:
-            encoder.frozen = _hold([parameter.requires_grad for parameter in encoder.parameters()])
+            encoder.frozen = _set_trainable([parameter.requires_grad for parameter in encoder.parameters()])
     model.look(both=model.front is not None and model.front.frozen != "all")
     model.train()
 
 
-def _hold(learns: Sequence[bool]) -> Freeze:
+def _set_trainable(learns: Sequence[bool]) -> Freeze:
     """Choose the freeze mode.
 
     If only some layers train, batch norm keeps the statistics the others were trained with.

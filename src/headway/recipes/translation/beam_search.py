@@ -15,8 +15,8 @@ from headway.core.progress import report_progress
 from headway.data.text import END, PAD, START, UNKNOWN
 from headway.recipes.translation.model import DecoderCache, Translator
 
-_NEVER = (PAD, START, UNKNOWN)  # tokens that a translation never contains
-_MORE = 10  # extra tokens allowed for a short sentence
+_NEG_INF = (PAD, START, UNKNOWN)  # tokens that a translation never contains
+_EXTRA_LENGTH = 10  # extra tokens allowed for a short sentence
 _ROOM = 3000  # source tokens per batch, times the beam
 
 
@@ -40,15 +40,15 @@ def translate(
     """
     memory = model.read(source)
     beams = _start(len(source), beam, source.device)
-    limit = (2 * (source != PAD).sum(dim=1) + _MORE).clamp(max=max_length)
+    limit = (2 * (source != PAD).sum(dim=1) + _EXTRA_LENGTH).clamp(max=max_length)
     found: list[list[int]] = [[] for _ in range(len(source))]
     for step in range(max_length):
-        beams, memory = _extended(model, beams, memory, length_penalty)
+        beams, memory = _extend(model, beams, memory, length_penalty)
         done = beams.ended.all(dim=1) | (limit[beams.sentence] <= step + 1)
         if bool(done.any()):
             for number, said in zip(beams.sentence[done].tolist(), beams.said[done, 0].tolist(), strict=True):
                 found[number] = said
-            beams, memory = _going_on(beams, memory, ~done)
+            beams, memory = _drop_ended(beams, memory, ~done)
         if not len(beams.sentence):
             break
     return found
@@ -66,13 +66,13 @@ def _start(sentences: int, beam: int, device: torch.device) -> _Beams:
     )
 
 
-def _extended(model: Translator, beams: _Beams, memory: DecoderCache, penalty: float) -> tuple[_Beams, DecoderCache]:
+def _extend(model: Translator, beams: _Beams, memory: DecoderCache, penalty: float) -> tuple[_Beams, DecoderCache]:
     """Extend every candidate by one token and keep the best, by log-probability / tokens ^ penalty."""
     count, beam, spoken = beams.said.shape
     last = beams.said[:, :, -1] if spoken else torch.full((count, beam), START, device=beams.said.device)
     scores, memory = model.write(last.flatten(), memory)
-    scores.index_fill_(1, torch.tensor(_NEVER, device=scores.device), float("-inf"))
-    gains = _ended_stay(scores.float().log_softmax(dim=1).view(count, beam, -1), beams.ended)
+    scores.index_fill_(1, torch.tensor(_NEG_INF, device=scores.device), float("-inf"))
+    gains = _keep_ended(scores.float().log_softmax(dim=1).view(count, beam, -1), beams.ended)
     totals = beams.total[:, :, None] + gains
     lengths = beams.length + ~beams.ended
     best = (totals / lengths[:, :, None] ** penalty).flatten(1).topk(beam, dim=1).indices
@@ -87,14 +87,14 @@ def _extended(model: Translator, beams: _Beams, memory: DecoderCache, penalty: f
     return grown, memory.of((first_row + origin).flatten()) if beam > 1 else memory
 
 
-def _ended_stay(gains: Tensor, ended: Tensor) -> Tensor:
+def _keep_ended(gains: Tensor, ended: Tensor) -> Tensor:
     """Give an ended candidate one successor, itself, at no cost, in the slot of END."""
     gains.masked_fill_(ended[:, :, None], float("-inf"))
     gains[:, :, END] = torch.where(ended, 0.0, gains[:, :, END])
     return gains
 
 
-def _going_on(beams: _Beams, memory: DecoderCache, kept: Tensor) -> tuple[_Beams, DecoderCache]:
+def _drop_ended(beams: _Beams, memory: DecoderCache, kept: Tensor) -> tuple[_Beams, DecoderCache]:
     rows = kept[:, None].expand(beams.ended.shape).flatten().nonzero()[:, 0]
     sentences = kept.nonzero()[:, 0]
     return _Beams(*(part[sentences] for part in beams)), memory.of(rows, sentences)

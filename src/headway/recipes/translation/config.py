@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
-from headway.spec.renamed import Former, Renamed
+from headway.spec.renamed import FormerKey, Renamed
 
 Count = Annotated[int, ">= 1"]
 Share = Annotated[float, ">= 0", "< 1"]
@@ -71,7 +71,7 @@ class Config:
     val_samples: Count = 300  # … for choosing the best checkpoint …
     test_samples: Count = 500  # … and for `headway eval`
 
-    RENAMED: ClassVar[Mapping[str, Former]] = {
+    RENAMED: ClassVar[Mapping[str, FormerKey]] = {
         "average": Renamed("ema_decay"),
         "inner": Renamed("dim_feedforward"),
         "size": Renamed("model_size"),

@@ -62,7 +62,7 @@ def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> 
     if all(source.source == PHRASES for source in sources):
         if len(sources) > 1:
             raise BadInput(f"data.{split} names {PHRASES} {len(sources)} times", fix="name it once")
-        return _made_up(cfg, sources[0], split)
+        return _synthetic_pairs(cfg, sources[0], split)
     if any(source.source == PHRASES for source in sources):
         raise BadInput(f"{PHRASES} cannot be mixed with other data", where=f"data.{split}", fix="name one or the other")
     opened = open_sources(sources, split, cache=cache)
@@ -76,7 +76,7 @@ def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> 
     return Pairs(", ".join(f"{one.rows.url} ({one.rows.split})" for one in opened), opened, _shared_tokenizer(opened))
 
 
-def check_alike(train: Pairs, other: Pairs) -> None:
+def check_same_tokenizer(train: Pairs, other: Pairs) -> None:
     """Raise BadInput unless both have the same tokenizer: scores would be meaningless."""
     if train.tokenizer.to_json() != other.tokenizer.to_json():
         raise BadInput(
@@ -116,7 +116,7 @@ def _tokenizer_of(url: str) -> bytes:
         ) from None
 
 
-def _made_up(cfg: Config, source: Source, split: str) -> Pairs:
+def _synthetic_pairs(cfg: Config, source: Source, split: str) -> Pairs:
     """Generate phrases. The tokenizer is trained on the training sentences alone, identically on every machine."""
     wanted = source.split or split
     if wanted not in phrases.SPLITS or source.where:

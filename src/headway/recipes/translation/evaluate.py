@@ -71,7 +71,7 @@ def evaluate(model: Translator, cfg: Config, data: Data, split: str, *, cache: C
     metrics = scores(pairs, said)
     for name, found in by_group.items():
         metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric in ("bleu", "exact")}
-    good = _goodness(said, wanted)
+    good = _sample_quality(said, wanted)
 
     def example(row: int, group: str = "", note: str = "") -> Example:
         right = None if pairs.held_out is None else said[row] == wanted[row]
@@ -96,7 +96,7 @@ def evaluate(model: Translator, cfg: Config, data: Data, split: str, *, cache: C
     )
 
 
-def _goodness(said: Sequence[str], wanted: Sequence[str]) -> list[float]:
+def _sample_quality(said: Sequence[str], wanted: Sequence[str]) -> list[float]:
     """Return, per sentence, the share of n-grams up to length four in common with the reference."""
     counts = translation_counts(said, wanted)
     whole = np.maximum(counts.guesses.sum(axis=1), np.maximum(4 * counts.reference_length - 6, 1))

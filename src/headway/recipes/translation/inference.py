@@ -12,7 +12,7 @@ from headway.artifacts.predictor import Answer, Field, Instance, bad_request
 from headway.bundle.format import Bundle, BundleParts
 from headway.core.errors import BadInput
 from headway.data.text import END, START, BpeTokenizer
-from headway.recipes.common import fill
+from headway.recipes.common import load_weights
 from headway.recipes.translation.beam_search import translate_all
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.model import Translator, tokenizer_from
@@ -43,7 +43,7 @@ class Predictor:
     def __init__(self, bundle: Bundle) -> None:
         self.config = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
         self.model = Translator(self.config, tokenizer_from(bundle.read(TOKENIZER), where=f"{bundle.url}/{TOKENIZER}"))
-        fill(self.model, bundle)
+        load_weights(self.model, bundle)
 
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
         """Translate texts: one {"input", "text"} per text, in order. An empty text translates to an empty text."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from headway.recipes.translation.config import Config
-from headway.recipes.translation.data import check_alike, load
+from headway.recipes.translation.data import check_same_tokenizer, load
 from headway.recipes.translation.evaluate import validate
 from headway.recipes.translation.inference import bundle
 from headway.recipes.translation.model import Translator
@@ -21,7 +21,7 @@ def train(run: Run, cfg: Config) -> None:
     """Train on the training pairs, and keep the weights with the best validation BLEU."""
     pairs = load(cfg, run.job.data, "train", cache=run.job.cache)
     val = load(cfg, run.job.data, "val", cache=run.job.cache)
-    check_alike(pairs, val)
+    check_same_tokenizer(pairs, val)
     feed = pairs.feed(cfg, seed=run.seed)
 
     model = run.place(Translator(cfg, pairs.tokenizer))

@@ -13,7 +13,7 @@ from headway.serving.deploy import vertex
 from headway.serving.deploy.model import LABEL, Deployment, Request, take_down
 from headway.targets.vertex.client import HOST_OVERRIDES, ApiError, Client, NotFound
 
-LOOK_S = 3.0
+POLL_S = 3.0
 READY_S = 1800.0  # a first machine with a GPU and a large image is slow
 _ROLE = (
     "gcloud projects add-iam-policy-binding {project} --member=user:$(gcloud config get account) --role=roles/run.admin"
@@ -34,14 +34,14 @@ class Cloud(Client):
         host = override.rstrip("/") if override else f"https://{region}-aiplatform.googleapis.com"
         return f"{host}/{path}"
 
-    def ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def call(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request once, without retries: if the answer is lost, the resource may have been created."""
-        return self._told(url, lambda: self._request(method, url, body, None))
+        return self._with_deploy_errors(url, lambda: self._request(method, url, body, None))
 
-    def look(self, url: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        return self._told(url, lambda: self._with_retry("GET", url, None, query))
+    def get(self, url: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        return self._with_deploy_errors(url, lambda: self._with_retry("GET", url, None, query))
 
-    def _told(self, url: str, asked: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _with_deploy_errors(self, url: str, asked: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Reword errors of Cloud Run, since the shared messages name Vertex AI."""
         try:
             return asked()
@@ -57,33 +57,33 @@ class Cloud(Client):
 # Cloud Run
 
 
-def run_service(cloud: Cloud, d: Deployment, requests: list[Request], tell: Callable[[str], None]) -> str:
+def run_service(cloud: Cloud, d: Deployment, requests: list[Request], log: Callable[[str], None]) -> str:
     """Create the service, or replace an existing one that Headway created, and wait until it is ready.
 
     Return its URL.
     """
     create, *rest = requests
     home = cloud.run_url(d.region, create.url)
-    one = f"{home}/{d.name}"
-    before = _ours(cloud, one, d.name)
+    service_url = f"{home}/{d.name}"
+    before = _is_ours(cloud, service_url, d.name)
     if before is None:
-        cloud.ask("POST", home, create.body)
+        cloud.call("POST", home, create.body)
     else:
-        kept = {"resourceVersion": before["metadata"]["resourceVersion"]}
-        cloud.ask("PUT", one, {**create.body, "metadata": {**create.body["metadata"], **kept}})
-    tell(f"{'replaced' if before else 'created'} the service {d.name}; it is starting")
+        previous_policy = {"resourceVersion": before["metadata"]["resourceVersion"]}
+        cloud.call("PUT", service_url, {**create.body, "metadata": {**create.body["metadata"], **previous_policy}})
+    log(f"{'replaced' if before else 'created'} the service {d.name}; it is starting")
     try:
-        url = _ready(cloud, one)
+        url = _wait_until_ready(cloud, service_url)
         for request in rest:
-            cloud.ask(request.method, cloud.run_url(d.region, request.url), request.body)
+            cloud.call(request.method, cloud.run_url(d.region, request.url), request.body)
     except BaseException:  # Ctrl-C too: remove a service that never became ready
         if before is None:
-            _give_back(lambda: cloud.ask("DELETE", one), d, tell)
+            _roll_back(lambda: cloud.call("DELETE", service_url), d, log)
         raise
     return url
 
 
-def _give_back(remove: Callable[[], object], d: Deployment, tell: Callable[[str], None]) -> None:
+def _roll_back(remove: Callable[[], object], d: Deployment, log: Callable[[str], None]) -> None:
     """Remove what was created, after a failure that the caller raises.
 
     If the removal fails too, report it without hiding the first error.
@@ -91,13 +91,13 @@ def _give_back(remove: Callable[[], object], d: Deployment, tell: Callable[[str]
     try:
         remove()
     except HeadwayError as error:
-        tell(f"the created resources could not be removed and may be billed ({error}). Next: {take_down(d)}")
+        log(f"the created resources could not be removed and may be billed ({error}). Next: {take_down(d)}")
 
 
-def _ours(cloud: Cloud, one: str, name: str) -> dict[str, Any] | None:
+def _is_ours(cloud: Cloud, one: str, name: str) -> dict[str, Any] | None:
     """Return the service of that name, or None. Raises BadInput if Headway did not create it."""
     try:
-        found = cloud.look(one)
+        found = cloud.get(one)
     except NotFound:
         return None
     if found["metadata"].get("labels", {}).get(LABEL) != name:
@@ -105,10 +105,10 @@ def _ours(cloud: Cloud, one: str, name: str) -> dict[str, Any] | None:
     return found
 
 
-def _ready(cloud: Cloud, one: str) -> str:
+def _wait_until_ready(cloud: Cloud, one: str) -> str:
     end = time.monotonic() + READY_S
     while time.monotonic() < end:
-        found = cloud.look(one)
+        found = cloud.get(one)
         status = found.get("status", {})
         seen = status.get("observedGeneration") == found["metadata"].get("generation")
         ready: dict[str, Any] = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
@@ -117,28 +117,28 @@ def _ready(cloud: Cloud, one: str) -> str:
         if seen and ready.get("status") == "False":
             fix = "read its log: gcloud run services logs read, or try the image: docker run -p 8080:8080 IMAGE"
             raise TargetError(f"the service did not start: {ready.get('message', 'no reason given')}", fix=fix)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     raise TargetError(f"the service has not started within {READY_S:.0f} s", fix="gcloud run services describe")
 
 
 def remove_service(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
     """Delete the service; return what was removed, and what is still listed after a minute."""
-    one = cloud.run_url(d.region, f"apis/serving.knative.dev/v1/namespaces/{d.project}/services/{d.name}")
-    if _ours(cloud, one, d.name) is None:
+    service_url = cloud.run_url(d.region, f"apis/serving.knative.dev/v1/namespaces/{d.project}/services/{d.name}")
+    if _is_ours(cloud, service_url, d.name) is None:
         return [], []
-    cloud.ask("DELETE", one)
+    cloud.call("DELETE", service_url)
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        if _ours(cloud, one, d.name) is None:
+        if _is_ours(cloud, service_url, d.name) is None:
             return [f"service {d.name}"], []
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return [], [f"service {d.name}"]
 
 
 # Vertex AI
 
 
-def deploy_model(cloud: Cloud, d: Deployment, tell: Callable[[str], None]) -> str:
+def deploy_model(cloud: Cloud, d: Deployment, log: Callable[[str], None]) -> str:
     """Upload the model, deploy it to the endpoint of that name, and undeploy the previous one.
 
     Return the endpoint's URL.
@@ -146,32 +146,38 @@ def deploy_model(cloud: Cloud, d: Deployment, tell: Callable[[str], None]) -> st
     upload, create, _ = vertex.requests(d)
     before = _names(cloud, d)
     try:
-        made = _done(cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, upload.url), upload.body))
+        made = _wait_for_operation(cloud, d, cloud.call("POST", cloud.vertex_url(d.region, upload.url), upload.body))
         name = str(made["model"])
-        tell(f"uploaded {name}")
-        endpoint = next(_listed(cloud, d, "endpoints"), None)
+        log(f"uploaded {name}")
+        endpoint = next(_list_resources(cloud, d, "endpoints"), None)
         if endpoint is None:
-            endpoint = _done(cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, create.url), create.body))
-            tell(f"created {endpoint['name']}")
+            endpoint = _wait_for_operation(
+                cloud, d, cloud.call("POST", cloud.vertex_url(d.region, create.url), create.body)
+            )
+            log(f"created {endpoint['name']}")
         place = str(endpoint["name"])
-        tell("starting machines, which takes a few minutes")
-        _done(
-            cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, f"v1/{place}:deployModel"), vertex.deployed(d, name))
+        log("starting machines, which takes a few minutes")
+        _wait_for_operation(
+            cloud,
+            d,
+            cloud.call("POST", cloud.vertex_url(d.region, f"v1/{place}:deployModel"), vertex.deployed(d, name)),
         )
     except BaseException:  # Ctrl-C too: an endpoint is billed even if the deployment failed
-        _give_back(lambda: _drop(cloud, d, [each for each in _names(cloud, d) if each not in before]), d, tell)
+        _roll_back(lambda: _delete_all(cloud, d, [each for each in _names(cloud, d) if each not in before]), d, log)
         raise
-    _let_go(cloud, d, place, keep=name)
+    _undeploy(cloud, d, place, keep=name)
     return cloud.vertex_url(d.region, f"v1/{place}:predict")
 
 
-def _let_go(cloud: Cloud, d: Deployment, endpoint: str, *, keep: str | None) -> None:
+def _undeploy(cloud: Cloud, d: Deployment, endpoint: str, *, keep: str | None) -> None:
     """Undeploy every model except `keep`, as each holds machines."""
-    found = cloud.look(cloud.vertex_url(d.region, f"v1/{endpoint}"))
+    found = cloud.get(cloud.vertex_url(d.region, f"v1/{endpoint}"))
     for each in found.get("deployedModels", []):
         if keep is None or not same_model(each["model"], keep):
             body = {"deployedModelId": each["id"]}
-            _done(cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, f"v1/{endpoint}:undeployModel"), body))
+            _wait_for_operation(
+                cloud, d, cloud.call("POST", cloud.vertex_url(d.region, f"v1/{endpoint}:undeployModel"), body)
+            )
 
 
 def same_model(one: str, other: str) -> bool:
@@ -179,11 +185,11 @@ def same_model(one: str, other: str) -> bool:
     return one.rpartition("/")[2].partition("@")[0] == other.rpartition("/")[2].partition("@")[0]
 
 
-def _drop(cloud: Cloud, d: Deployment, names: Iterable[str]) -> None:
+def _delete_all(cloud: Cloud, d: Deployment, names: Iterable[str]) -> None:
     for name in names:
         if "/endpoints/" in name:
-            _let_go(cloud, d, name, keep=None)
-        _done(cloud, d, cloud.ask("DELETE", cloud.vertex_url(d.region, f"v1/{name}")))
+            _undeploy(cloud, d, name, keep=None)
+        _wait_for_operation(cloud, d, cloud.call("DELETE", cloud.vertex_url(d.region, f"v1/{name}")))
 
 
 def remove_endpoint(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
@@ -192,26 +198,26 @@ def remove_endpoint(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
     Return what was removed, and what is left.
     """
     there = _names(cloud, d)
-    _drop(cloud, d, there)
+    _delete_all(cloud, d, there)
     return there, _names(cloud, d)
 
 
 def _names(cloud: Cloud, d: Deployment) -> list[str]:
     """List everything with the label, in order of removal: a deployed model cannot be deleted."""
-    return [str(each["name"]) for kind in ("endpoints", "models") for each in _listed(cloud, d, kind)]
+    return [str(each["name"]) for kind in ("endpoints", "models") for each in _list_resources(cloud, d, kind)]
 
 
-def _listed(cloud: Cloud, d: Deployment, kind: str) -> Iterator[dict[str, Any]]:
+def _list_resources(cloud: Cloud, d: Deployment, kind: str) -> Iterator[dict[str, Any]]:
     query = {"filter": f"labels.{vertex.KEY}={d.name}", "pageSize": "100"}
     while True:
-        page = cloud.look(cloud.vertex_url(d.region, f"v1/projects/{d.project}/locations/{d.region}/{kind}"), query)
+        page = cloud.get(cloud.vertex_url(d.region, f"v1/projects/{d.project}/locations/{d.region}/{kind}"), query)
         yield from page.get(kind, [])
         if not page.get("nextPageToken"):
             return
         query = {**query, "pageToken": page["nextPageToken"]}
 
 
-def _done(cloud: Cloud, d: Deployment, operation: Mapping[str, Any]) -> dict[str, Any]:
+def _wait_for_operation(cloud: Cloud, d: Deployment, operation: Mapping[str, Any]) -> dict[str, Any]:
     """Wait for a long-running operation; return its response. Raises TargetError for its error."""
     end = time.monotonic() + READY_S
     while not operation.get("done"):
@@ -219,12 +225,12 @@ def _done(cloud: Cloud, d: Deployment, operation: Mapping[str, Any]) -> dict[str
             raise TargetError(
                 f"{operation['name']} has not finished within {READY_S:.0f} s", fix="headway deploy --down"
             )
-        time.sleep(LOOK_S)
-        operation = cloud.look(cloud.vertex_url(d.region, f"v1/{operation['name']}"))
+        time.sleep(POLL_S)
+        operation = cloud.get(cloud.vertex_url(d.region, f"v1/{operation['name']}"))
     if "error" in operation:
-        said = str(operation["error"].get("message", "no reason given"))
+        message = str(operation["error"].get("message", "no reason given"))
         raise TargetError(
-            f"Vertex AI: {said}", fix="its log: gcloud logging read resource.type=aiplatform.googleapis.com/Endpoint"
+            f"Vertex AI: {message}", fix="its log: gcloud logging read resource.type=aiplatform.googleapis.com/Endpoint"
         )
     made: dict[str, Any] = operation.get("response", {})
     return made

@@ -13,7 +13,7 @@ from headway.serving.deploy.model import LABEL, Bill, Deployment, Request
 CPU_S, GIB_S, IDLE_CPU_S, MILLION_REQUESTS = 0.000024, 0.0000025, 0.0000025, 0.40
 # With a GPU, the whole lifetime of an instance is billed, at other prices.
 GPU_CPU_S, GPU_GIB_S, L4_S = 0.000018, 0.000002, 0.0001867
-DEARER = 1.4  # factor for tier 2 regions
+TIER_2_FACTOR = 1.4  # factor for tier 2 regions
 TIER_1 = {
     *("asia-east1", "asia-northeast1", "asia-northeast2", "asia-south1", "europe-north1", "europe-southwest1"),
     *("europe-west1", "europe-west4", "europe-west8", "europe-west9", "me-west1"),
@@ -116,18 +116,25 @@ def script(d: Deployment) -> str:
 
 
 def bill(d: Deployment) -> Bill:
-    factor = 1.0 if d.region in TIER_1 else DEARER
+    factor = 1.0 if d.region in TIER_1 else TIER_2_FACTOR
     cpu, gib = (GPU_CPU_S, GPU_GIB_S) if d.accelerator else (CPU_S, GIB_S)
     gpu = L4_S if d.accelerator else 0.0
-    one = 3600 * factor * (d.cpus * cpu + d.memory_gib * gib + gpu)
-    idle_one = one if d.accelerator else 3600 * factor * (d.cpus * IDLE_CPU_S + d.memory_gib * GIB_S)
+    instance_usd = 3600 * factor * (d.cpus * cpu + d.memory_gib * gib + gpu)
+    idle_instance_usd = instance_usd if d.accelerator else 3600 * factor * (d.cpus * IDLE_CPU_S + d.memory_gib * GIB_S)
     when = "while it runs" if d.accelerator else "while it handles requests"
-    told = f"${one:.3f} per instance-hour {when} ({d.cpus} CPUs, {d.memory_gib} GiB{', L4' if gpu else ''})"
-    told += f"; at most {d.most}: ${one * d.most:.2f} an hour"
-    told += (
-        f"; {d.least} always on: ${idle_one * d.least:.3f} an hour"
+    explanation = (
+        f"${instance_usd:.3f} per instance-hour {when} ({d.cpus} CPUs, {d.memory_gib} GiB{', L4' if gpu else ''})"
+    )
+    explanation += f"; at most {d.most}: ${instance_usd * d.most:.2f} an hour"
+    explanation += (
+        f"; {d.least} always on: ${idle_instance_usd * d.least:.3f} an hour"
         if d.least
         else "; nothing while there are no requests"
     )
     besides = (f"${MILLION_REQUESTS:.2f} per million requests", "traffic out, logs, and the image in its registry")
-    return Bill(idle_usd_per_hour=idle_one * d.least, busy_usd_per_hour=one * d.most, told=told, besides=besides)
+    return Bill(
+        idle_usd_per_hour=idle_instance_usd * d.least,
+        busy_usd_per_hour=instance_usd * d.most,
+        told=explanation,
+        besides=besides,
+    )

@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.packaging import requirements
-from headway.packaging.build import build_command, digest_of, present
-from headway.packaging.dockerfile import ENVIRONMENT, HOME, LABEL, PLATFORM, Blueprint, exec_form, labels, quoted
+from headway.packaging.build import build_command, digest_of, is_present
+from headway.packaging.dockerfile import (
+    HOME_DIR,
+    LABEL_PREFIX,
+    PLATFORM,
+    VENV_DIR,
+    ImageSpec,
+    exec_form,
+    label_instruction,
+    quote,
+)
 from headway.plugins import require_recipe
 from headway.serving.deploy.model import service_name
 
@@ -30,7 +39,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServingImage(Blueprint):
+class ServingImage(ImageSpec):
     """Image of a model server.
 
     `code_sha256` is the bundle's hash; without a bundle it serves the one at $AIP_STORAGE_URI.
@@ -43,7 +52,7 @@ class ServingImage(Blueprint):
     def _base(self) -> list[str]:
         what = f"{self.job} ({self.recipe})" if self.holds_bundle else "any bundle, from $AIP_STORAGE_URI"
         return [
-            f"# A server for {quoted(what, 'comment', 'bundle')}, made by {self._maker}.",
+            f"# A server for {quote(what, 'comment', 'bundle')}, made by {self._maker}.",
             "# `headway serve --image` prints it. It listens on $PORT, or on Vertex AI's $AIP_HTTP_PORT.",
             "",
             self._from,
@@ -59,15 +68,15 @@ class ServingImage(Blueprint):
         return [
             "",
             "FROM base",
-            f"RUN install -d -m 1777 {HOME} {HOME}/.cache",
-            f"ENV PATH={ENVIRONMENT}/bin:$PATH HOME={HOME} PYTHONUNBUFFERED=1 PORT={PORT}",
-            f"COPY --from=environment {ENVIRONMENT} {ENVIRONMENT}",
+            f"RUN install -d -m 1777 {HOME_DIR} {HOME_DIR}/.cache",
+            f"ENV PATH={VENV_DIR}/bin:$PATH HOME={HOME_DIR} PYTHONUNBUFFERED=1 PORT={PORT}",
+            f"COPY --from=environment {VENV_DIR} {VENV_DIR}",
             "",
             "# Headway itself, from the wheel in this folder, never from a package index.",
             f"COPY {self._wheel} /tmp/",
-            f"RUN {ENVIRONMENT}/bin/pip install --no-cache-dir --no-index --no-deps /tmp/{self._wheel}",
+            f"RUN {VENV_DIR}/bin/pip install --no-cache-dir --no-index --no-deps /tmp/{self._wheel}",
             *(model if self.holds_bundle else []),
-            labels({f"{LABEL}.{key}": value for key, value in told.items()}),
+            label_instruction({f"{LABEL_PREFIX}.{key}": value for key, value in told.items()}),
             "# Runs without root; the user cannot change the installed files.",
             "USER 1000:1000",
             f"EXPOSE {PORT}",
@@ -84,9 +93,9 @@ def serving_image(
     Raises BadBundle for a recipe that this Headway does not have, since its server could not answer.
     """
     from headway._version import __version__
-    from headway.packaging.code import own_wheel
+    from headway.packaging.code import build_wheel
 
-    wheel, wheel_sha256 = own_wheel()
+    wheel, wheel_sha256 = build_wheel()
     content = json.dumps(record.as_json(), sort_keys=True) if bundled else ""
     return ServingImage(
         job=service_name(record.name) if bundled else "server",
@@ -115,7 +124,9 @@ def write(image: ServingImage, bundle: Bundle, folder: Path) -> None:
     needed.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(wheel_path(image.wheel), folder / image.wheel)
     index = [] if image.gpu else [f"--extra-index-url {CPU_INDEX}"]
-    (needed / "headway.txt").write_text("\n".join([*index, requirements.needed(folder / image.wheel, image.extras)]))
+    (needed / "headway.txt").write_text(
+        "\n".join([*index, requirements.wheel_requirements(folder / image.wheel, image.extras)])
+    )
     (folder / "Dockerfile").write_text(image.dockerfile())
     if not image.holds_bundle:
         return
@@ -145,7 +156,7 @@ def context(image: ServingImage, bundle: Bundle) -> Iterator[Path]:
 
 def build(engine: Engine, command: str, image: ServingImage, bundle: Bundle) -> str:
     """Build the image unless it exists; return its name."""
-    if not present(engine, command, image.name):
+    if not is_present(engine, command, image.name):
         with context(image, bundle) as folder:
             engine([*build_command(command, image)[:-1], str(folder)], within_s=None)
     return image.name

@@ -12,7 +12,7 @@ from headway.packaging.reference import GOOGLE_PROJECT
 
 LABEL = "headway-deployment"  # on everything created, so that `--down` finds it without a database
 IMAGE = "{IMAGE}"  # placeholder for the pushed image's digest
-Place = Literal["cloud-run", "vertex"]
+Platform = Literal["cloud-run", "vertex"]
 _REGION = re.compile(r"[a-z]+(?:-[a-z]+)+\d+")
 _ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+")
 
@@ -21,7 +21,7 @@ _ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+")
 class Deployment:
     """One bundle on one platform. `model` is the URL it is fetched from at start; None if the image contains it."""
 
-    to: Place
+    to: Platform
     name: str
     project: str
     region: str

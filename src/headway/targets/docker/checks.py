@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Problem
 from headway.packaging import reference, requirements
-from headway.packaging.engine import Engine, EngineError, refusal
+from headway.packaging.engine import Engine, EngineError, engine_error
 from headway.spec.loading import dump
 from headway.storage.secrets import parse
 from headway.targets.docker.options import Options
@@ -84,7 +84,7 @@ def _daemon_info(options: Options, engine: Engine) -> dict[str, Any]:
     argv = [options.command, "info", "--format", "{{json .}}"]
     info: dict[str, Any] = json.loads(engine(argv))
     if info.get("ServerErrors"):  # older clients report errors here and still exit with 0
-        raise refusal(argv, "\n".join(map(str, info["ServerErrors"])))
+        raise engine_error(argv, "\n".join(map(str, info["ServerErrors"])))
     return info
 
 

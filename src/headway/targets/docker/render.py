@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.plan import RUN
 from headway.core.types import EXPIRES_LABEL, OWNER, OWNER_LABEL, OWNER_NAME, OWNER_NAME_LABEL, RUN_LABEL, Request
 from headway.packaging import build
-from headway.packaging.dockerfile import CODE, HOME, NODE, SUPERVISOR, dockerignore, of_plan
+from headway.packaging.dockerfile import CODE_DIR, HOME_DIR, NODE_DIR, SUPERVISOR, dockerignore, image_of_plan
 from headway.rundir.status import END_RECORD_S, local_dir, run_url
 from headway.storage import local_path
 from headway.targets.docker import secrets
@@ -94,13 +94,13 @@ def _writable_volumes(plan: Plan) -> Iterator[Volume]:
     if cache:
         yield Volume(source=str(Path(cache).expanduser()), at=str(Path(cache).expanduser()))
     elif any("://" in source for source in plan.data):
-        yield Volume(source=str(Path("~/.cache/headway").expanduser()), at=f"{HOME}/.cache/headway")
+        yield Volume(source=str(Path("~/.cache/headway").expanduser()), at=f"{HOME_DIR}/.cache/headway")
 
 
 def _node_volumes(plan: Plan, node: int) -> Iterator[Volume]:
     run_dir = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
-    yield Volume(source=f"{run_dir}/node-{node}", at=NODE)
-    yield Volume(source=f"{run_dir}/spool", at=f"{NODE}/spool")
+    yield Volume(source=f"{run_dir}/node-{node}", at=NODE_DIR)
+    yield Volume(source=f"{run_dir}/spool", at=f"{NODE_DIR}/spool")
 
 
 def _secret_volumes(plan: Plan, node: int) -> Iterator[Volume]:
@@ -117,9 +117,9 @@ def _code_volumes(plan: Plan) -> Iterator[Volume]:
     """Mount the code and Headway into a ready image, which may contain neither."""
     if plan.job.get("image", {}).get("uri"):
         run_dir = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
-        yield Volume(source=f"{run_dir}/code", at=CODE)
+        yield Volume(source=f"{run_dir}/code", at=CODE_DIR)
         yield Volume(source=f"{run_dir}/headway", at=WHEEL, read_only=True)
-        yield Volume(source=f"{run_dir}/home", at=HOME)
+        yield Volume(source=f"{run_dir}/home", at=HOME_DIR)
 
 
 def _job_mount(mount: dict[str, Any]) -> list[str]:
@@ -213,7 +213,7 @@ def _name_prefix(plan: Plan) -> str:
 
 def _image(plan: Plan, options: Options) -> list[Request]:
     """Return the requests that build the image; none if the job names a ready image or this one has been pushed."""
-    image = of_plan(plan, platform=options.platform)
+    image = image_of_plan(plan, platform=options.platform)
     if build.reference(plan, image) != image.name:
         return []
     return [
@@ -261,9 +261,9 @@ def _sandbox(plan: Plan, options: Options, node: int, env: Sequence[str] = ()) -
         *mounts(plan, node),
         *_environment_arguments(plan, url, node),
         *env,
-        *("--workdir", CODE, "--entrypoint", options.python),
+        *("--workdir", CODE_DIR, "--entrypoint", options.python),
         *options.args,
-        build.reference(plan, of_plan(plan, platform=options.platform)),
+        build.reference(plan, image_of_plan(plan, platform=options.platform)),
     ]
 
 
@@ -320,8 +320,8 @@ def _environment_arguments(plan: Plan, url: str, node: int) -> list[str]:
         "HEADWAY_RUN": RUN,
         "HEADWAY_RUN_URL": url,
         "HEADWAY_TARGET": KIND,
-        "HEADWAY_CODE_DIR": CODE,
-        "HEADWAY_SPOOL": f"{NODE}/spool",
+        "HEADWAY_CODE_DIR": CODE_DIR,
+        "HEADWAY_SPOOL": f"{NODE_DIR}/spool",
         "HEADWAY_WORK_DIR": WORK,
     }
     clouds = secrets.clouds_of(plan.job)
@@ -330,7 +330,11 @@ def _environment_arguments(plan: Plan, url: str, node: int) -> list[str]:
     if plan.nodes > 1:
         fixed |= {"HEADWAY_HOSTS": ",".join(f"node-{n}" for n in range(plan.nodes)), "HEADWAY_NODE": str(node)}
     if plan.job.get("image", {}).get("uri"):
-        fixed |= {"HOME": HOME, "PYTHONPATH": WHEEL, "USER": "headway"}  # images built by Headway set these themselves
+        fixed |= {
+            "HOME": HOME_DIR,
+            "PYTHONPATH": WHEEL,
+            "USER": "headway",
+        }  # images built by Headway set these themselves
     # Name only: docker takes the value from this shell, if set. None of these is secret.
     plain = sorted({name for cloud in clouds.values() for name in cloud.plain})
     arguments = [*(f"{name}={value}" for name, value in fixed.items()), *plain]

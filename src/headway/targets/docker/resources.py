@@ -14,7 +14,7 @@ from typing import Any
 
 from headway.core import platform
 from headway.core.types import EXPIRES_LABEL, ORIGIN, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL, Handle, Receipt
-from headway.packaging.engine import ANSWER_S, Engine, EngineError, NotFound
+from headway.packaging.engine import COMMAND_TIMEOUT_S, Engine, EngineError, NotFound
 from headway.rundir import lease, status
 from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, grace_s
 from headway.storage import same_place
@@ -178,7 +178,7 @@ def _stop(engine: Engine, command: str, url: str, within_s: float) -> None:
         return
     seconds = math.ceil(within_s)
     argv = [command, "stop", "--time", str(seconds), *(container.id for container in live)]
-    _ignore_not_found(engine, argv, within_s=seconds + ANSWER_S)
+    _ignore_not_found(engine, argv, within_s=seconds + COMMAND_TIMEOUT_S)
 
 
 def _wait_for_exit(engine: Engine, command: str, url: str, within_s: float) -> None:
@@ -187,7 +187,7 @@ def _wait_for_exit(engine: Engine, command: str, url: str, within_s: float) -> N
         time.sleep(POLL_S)
 
 
-def _ignore_not_found(engine: Engine, argv: list[str], within_s: float = ANSWER_S) -> None:
+def _ignore_not_found(engine: Engine, argv: list[str], within_s: float = COMMAND_TIMEOUT_S) -> None:
     try:
         engine(argv, within_s=within_s)
     except NotFound:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import BadInput, TargetError
-from headway.packaging.dockerfile import HOME
+from headway.packaging.dockerfile import HOME_DIR
 from headway.storage.secrets import parse
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ CLOUDS = {
             "AWS_PROFILE",
             "AWS_REGION",
         ),
-        at=f"{HOME}/.aws",
+        at=f"{HOME_DIR}/.aws",
         files={
             "config": ("AWS_CONFIG_FILE", "~/.aws/config"),
             "credentials": ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
@@ -70,7 +70,7 @@ CLOUDS = {
     "google": Cloud(
         schemes=("gs", "gcp-sm"),
         plain=("GOOGLE_CLOUD_PROJECT", "STORAGE_EMULATOR_HOST"),
-        at=f"{HOME}/.config/gcloud",
+        at=f"{HOME_DIR}/.config/gcloud",
         files={
             "application_default_credentials.json": (
                 "GOOGLE_APPLICATION_CREDENTIALS",
@@ -149,7 +149,9 @@ def _create_private_dir(folder: Path) -> Path:
     parent = folder.parent.lstat()
     if not stat.S_ISDIR(parent.st_mode) or parent.st_uid != os.getuid() or parent.st_mode & 0o077:
         # /dev/shm is writable by all users: another one may have created the folder first, to read the secrets.
-        raise TargetError(f"{folder.parent} is not ours alone", fix=f"ls -ld {folder.parent}, and remove it")
+        raise TargetError(
+            f"{folder.parent} must be owned by you with mode 0700", fix=f"ls -ld {folder.parent}, and remove it"
+        )
     folder.mkdir(mode=0o700)
     return folder
 

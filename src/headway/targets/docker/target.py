@@ -16,7 +16,7 @@ from headway.core.errors import Problem, RunBusy, TargetError
 from headway.core.types import Handle, LogLine, Receipt, Request, State, Status
 from headway.packaging import build
 from headway.packaging.code import package
-from headway.packaging.dockerfile import left_out, of_plan
+from headway.packaging.dockerfile import excluded_files, image_of_plan
 from headway.packaging.engine import AlreadyExists, Engine, EngineError
 from headway.packaging.engine import run as run_command
 from headway.rundir.layout import RunFolder
@@ -91,7 +91,7 @@ class DockerTarget:
             "containers": [container.id for container in containers],
             "dir": str(run_dir),
             "host": socket.gethostname(),
-            "image": build.reference(plan, of_plan(plan, platform=self.options.platform)),
+            "image": build.reference(plan, image_of_plan(plan, platform=self.options.platform)),
         }
         return Handle(target=plan.target, run=run, url=url, details=details)
 
@@ -148,12 +148,12 @@ class DockerTarget:
         return docker_resources.containers(self.engine, self.options.command, url)
 
     def _provide_image(self, plan: Plan, outputs: str) -> None:
-        image = of_plan(plan, platform=self.options.platform)
+        image = image_of_plan(plan, platform=self.options.platform)
         reference = build.reference(plan, image)
         if reference == image.name:
             build.build(self.engine, self.options.command, image, outputs)
         else:
-            build.pull(self.engine, self.options.command, reference, image.platform)
+            build.pull_image(self.engine, self.options.command, reference, image.platform)
 
     def _prepare(self, plan: Plan, run: str, run_dir: Path) -> None:
         """Create everything that is mounted and missing, as this user."""
@@ -177,7 +177,7 @@ class DockerTarget:
             try:
                 self.engine(render.fill_placeholders(request.body["argv"], run, current_owner, expires))
             except AlreadyExists:
-                raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
+                raise RunBusy(f"another client is already starting {run}", fix=f"headway status {run}") from None
         return self._containers(url)
 
     def _status(self, handle: Handle, poller: StatusPoller) -> Status:
@@ -196,10 +196,14 @@ class DockerTarget:
 
     def _why_lost(self, inputs: StatusInputs, containers: list[DockerResource]) -> str:
         if not containers:
-            return "its containers are gone without a last word" if inputs.started else "was never started"
+            return (
+                "its containers no longer exist, and no exit status was recorded"
+                if inputs.started
+                else "was never started"
+            )
         exits = "; ".join(_exit_reason(container) for container in containers)
         last_line = "" if inputs.started else self._last_line(containers[0])
-        return exits + (f"; it last said: {last_line}" if last_line else "")
+        return exits + (f"; last output: {last_line}" if last_line else "")
 
     def _last_line(self, container: DockerResource) -> str:
         try:
@@ -231,12 +235,12 @@ def _notes(job: Job, ranks: int) -> Iterator[str]:
     if ranks * resources.nodes > cores:
         yield f"{ranks * resources.nodes} ranks share {cores} cores"
     if resources.accelerator and not render.NVIDIA.exists():
-        yield f"no {resources.accelerator.kind} is here: this trains on the CPU"
+        yield f"no {resources.accelerator.kind} found on this machine: training on the CPU"
     unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
     if unused:
-        yield f"of no use here: resources.{', resources.'.join(unused)}"
+        yield f"ignored on this target: resources.{', resources.'.join(unused)}"
     yield from key_file_notes(job)
-    data = left_out(name for name, _ in package(job).files) if job.script and not job.image.uri else []
+    data = excluded_files(name for name, _ in package(job).files) if job.script and not job.image.uri else []
     if data:
         shown = ", ".join(data[:5]) + (f" and {len(data) - 5} more" if len(data) > 5 else "")
         yield f"not in the image, because it looks like data or weights: {shown} (`!NAME` in .dockerignore keeps it)"

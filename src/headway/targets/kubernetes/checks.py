@@ -198,7 +198,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
         release = options.trainer or pod.NEWEST
         unsupported = trainjob.unsupported_fields(options, release)
         if unsupported:
-            yield f"TrainJob {release} has no words for: {'; '.join(unsupported)}"
+            yield f"TrainJob {release} cannot set: {'; '.join(unsupported)}"
         if options.trainer is None:
             yield f"rendered for Kubeflow Trainer {release}; the run is rendered for the release it finds installed"
         yield "a pod that is taken away counts against the backoffLimit of its runtime: headway resume starts it again"

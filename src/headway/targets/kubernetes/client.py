@@ -30,7 +30,7 @@ _RETRYABLE = (429, 500, 502, 503, 504)
 
 
 class ApiError(TargetError):
-    """A request that the cluster refused. `code` is the HTTP status, `said` the cluster's message."""
+    """A request that the cluster refused. `code` is the HTTP status, `message` the cluster's message."""
 
     def __init__(self, what: str, *, code: int = 0, message: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -216,10 +216,12 @@ class Client:
         access = self._access()
         message = str(error) or type(error).__name__
         if isinstance(error, ssl.SSLCertVerificationError):
-            what = f"{access.server} shows a certificate that the kubeconfig does not vouch for: {message}"
+            what = f"{access.server} has a certificate that the kubeconfig's CA did not sign: {message}"
             return Unreachable(what, code=-1, where=access.context, fix=self.fix)
         return Unreachable(
-            f"no cluster answers at {access.server}: {message}", where=access.context, fix="kubectl cluster-info"
+            f"cannot connect to the cluster at {access.server}: {message}",
+            where=access.context,
+            fix="kubectl cluster-info",
         )
 
 
@@ -253,7 +255,9 @@ def api_error(code: int, content: bytes, request: str, where: str) -> ApiError:
         return AlreadyExists(message, code=code, message=message, where=where)
     if code == 401:
         fix = "gcloud auth login; or mend the user of this context in the kubeconfig"
-        return ApiError("the cluster does not know who we are", code=code, message=message, where=where, fix=fix)
+        return ApiError(
+            "the cluster rejected the credentials (401 Unauthorized)", code=code, message=message, where=where, fix=fix
+        )
     if code == 403:
         return Forbidden(message, code=code, message=message, where=where, fix=_permission_fix(message))
     return ApiError(f"the cluster refuses {request}: {message or code}", code=code, message=message, where=where)

@@ -123,7 +123,7 @@ def run_exec_plugin(plugin: Mapping[str, Any], server: str) -> Credential:
     if process.returncode:
         message = (process.stderr.strip().splitlines() or ["it gave no reason"])[-1][:300]
         fix = "gcloud auth login" if "gke-gcloud" in command else ""
-        raise TargetError(f"{command} gave no credential: {message}", fix=fix)
+        raise TargetError(f"{command} returned no credential: {message}", fix=fix)
     return _parse_credential(command, process.stdout)
 
 
@@ -136,7 +136,7 @@ def _parse_credential(command: str, printed: str) -> Credential:
         expires = datetime.fromisoformat(plain) if expiry else None
     except (ValueError, KeyError, TypeError, AttributeError):
         # Do not show what it printed: that may contain part of a token.
-        raise TargetError(f"what {command} printed is no credential") from None
+        raise TargetError(f"what {command} printed is not an ExecCredential") from None
     if expires is not None and expires.tzinfo is None:
         expires = expires.replace(tzinfo=timezone.utc)
     encode = {name: status.get(name) for name in ("clientCertificateData", "clientKeyData")}

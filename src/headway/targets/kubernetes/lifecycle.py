@@ -122,7 +122,7 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
     except BaseException as error:  # Ctrl-C too: a partial process group cannot train, but is billed
         remove(api, options, run, url)
         if isinstance(error, AlreadyExists):
-            raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
+            raise RunBusy(f"another client is already starting {run}", fix=f"headway status {run}") from None
         raise
     return {
         "objects": [client.display_name(item) for item in bodies],
@@ -179,8 +179,8 @@ def _start(api: Api, start_patch: Object) -> None:
     try:
         client.patch(api, start_patch)
     except NotFound:
-        what = f"{client.display_name(start_patch)} took too long to be made, and is gone with its fuse"
-        raise TargetError(what, fix="once more, nearer to the cluster") from None
+        what = f"{client.display_name(start_patch)} was not started in time, so Kubernetes deleted it"
+        raise TargetError(what, fix="try again, from a machine closer to the cluster") from None
 
 
 def _check_admission(bodies: list[Object], run: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.plan import RUN, Limits
 from headway.packaging import build
-from headway.packaging.dockerfile import of_plan as dockerfile_of_plan
+from headway.packaging.dockerfile import image_of_plan as dockerfile_of_plan
 from headway.rundir.status import END_RECORD_S
 from headway.storage import local_path
 from headway.storage.secrets import parse

@@ -230,7 +230,7 @@ _GKE = "gcloud container node-pools list shows what the cluster has"
 _ADVICE = (
     (r"insufficient nvidia\.com/gpu", f"no node has that many free GPUs: {_GKE}; headway doctor checks the driver"),
     (r"didn't match (?:pod's )?node (?:affinity|selector)", f"no node has these labels: {_GKE}"),
-    (r"had (?:untolerated )?taint", "the nodes that would do are tainted: `tolerations` in the target's entry"),
+    (r"had (?:untolerated )?taint", "all matching nodes are tainted: set `tolerations` in the target's entry"),
     (
         r"insufficient (?:cpu|memory|ephemeral-storage)",
         "no node has that much free: smaller `resources`, or more nodes",
@@ -238,7 +238,7 @@ _ADVICE = (
     (r"exceeded quota", "the namespace's quota is used up: kubectl describe resourcequota"),
     (
         r"ErrImagePull|ImagePullBackOff|InvalidImageName",
-        "is it pushed, and may the nodes read it? headway image --push; `pull_secrets` for a private registry",
+        "is it pushed, and can the nodes pull it? headway image --push; `pull_secrets` for a private registry",
     ),
     (r"secret \"?[^ ]+\"? not found|couldn't find key", "kubectl get secrets, and mend the k8s:// reference"),
     (r"serviceaccount \"?[^ ]+\"? not found", "kubectl create serviceaccount, and mend `service_account`"),
@@ -340,8 +340,8 @@ def _waiting_reason(api: Api, options: Options, handle: Handle, view: ClusterVie
     if warnings:
         return with_advice(warnings[-1])
     if view.submitting:
-        return "its client has not finished making it: it starts in a moment, or goes by itself in ten minutes"
-    return _pods_text(pods) or "no pod has been made yet"
+        return "the client has not finished submitting it; if it never does, Kubernetes deletes it after ten minutes"
+    return _pods_text(pods) or "no pod has been created yet"
 
 
 def _start_failure(api: Api, options: Options, view: ClusterView) -> str:
@@ -349,7 +349,7 @@ def _start_failure(api: Api, options: Options, view: ClusterView) -> str:
     for pod in view.pods or view.reaper:
         if pod.restarts >= MAX_START_RESTARTS and pod.problem and pod.exit != f"ended with {WORKER_RESTART}":
             last_output = _last_output(api, options, pod)
-            return f"pod {pod.name} never got as far as an attempt: {pod.exit} {pod.restarts} times{last_output}"
+            return f"pod {pod.name} failed before the first attempt: {pod.exit} {pod.restarts} times{last_output}"
     return ""
 
 
@@ -361,8 +361,12 @@ def _lost_status(api: Api, options: Options, view: ClusterView, inputs: StatusIn
             return Status(state=State.FAILED, reason=f"{view.final_condition}{last_output}", exit_code=1)
         return Status(state=State.LOST, reason=f"{view.final_condition}{last_output}")
     if view.pods:
-        return Status(state=State.LOST, reason=f"its pods have ended without a last word{last_output}")
-    gone = "its pods are gone without a last word" if inputs.started else "nothing of it is in the cluster"
+        return Status(state=State.LOST, reason=f"its pods have ended without recording an exit status{last_output}")
+    gone = (
+        "its pods no longer exist, and no exit status was recorded"
+        if inputs.started
+        else "none of its objects are in the cluster"
+    )
     return Status(state=State.LOST, reason=gone)
 
 
@@ -372,7 +376,7 @@ def _last_output(api: Api, options: Options, pod: Pod) -> str:
         return ""
     lines = log_tail(api, options.namespace, pod.name, previous=pod.restarts > 0 and pod.live)
     last_line = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
-    return f"; it last said: {last_line}" if last_line else ""
+    return f"; last output: {last_line}" if last_line else ""
 
 
 def _pods_text(pods: list[Pod]) -> str:

@@ -156,7 +156,7 @@ def _ancestors(pid: int, everything: dict[int, Process]) -> Iterator[int]:
         yield pid
 
 
-# Stopping processes: SIGTERM, wait, SIGKILL. The receipt reports what the last scan shows.
+# Stopping processes
 
 
 FORCE_S = 10.0  # for killed processes to exit: one in uninterruptible sleep exits only when its disk answers
@@ -176,7 +176,7 @@ def take_down(
     Processes that appear meanwhile are included.
 
     `known` lists processes recorded as created: the receipt contains them even if they are long gone. Processes that
-    are about to exit by themselves get `ask_after_s` before the SIGTERM.
+    are about to exit by themselves get `signal_after_s` before the SIGTERM.
     """
     seen = {_identity(process): process for process in known}
     signalled: set[tuple[int, str]] = set()
@@ -217,7 +217,7 @@ def _poll(remaining: Callable[[], list[Process]], *, within_s: float) -> Iterato
         pause = min(LONGEST_POLL_S, pause * 1.3)
 
 
-# Start the supervisor on this machine as a process that outlives its parent, and read its record later.
+# Starting the supervisor
 
 
 SUPERVISOR = "headway.runtime.worker"
@@ -258,7 +258,7 @@ def add_owner(body: Mapping[str, Any]) -> dict[str, Any]:
 def start_lock(run_dir: Path) -> Iterator[None]:
     """Lock the start of a run. The kernel releases the lock if this process dies.
 
-    A failed start removes `place` if it is new.
+    A failed start removes `run_dir` if it is new.
     """
     created = not run_dir.exists()
     with map_os_errors(run_dir):
@@ -345,7 +345,7 @@ def remove_run_dir(run_dir: Path, *, inside_run: bool) -> None:
 
 
 def environment(shell: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """Return the supervisor's environment: this shell's, without another run's variables, plus `own`."""
+    """Return the supervisor's environment: this shell's, without another run's variables, plus `added`."""
     return {**{key: value for key, value in shell.items() if key not in _NOT_INHERITED}, **added}
 
 

@@ -65,7 +65,7 @@ class LocalTarget:
         cores = len(os.sched_getaffinity(0))
         notes = [f"{ranks} ranks share {cores} cores"] if ranks > cores else []
         if job.resources.accelerator and not Path("/dev/nvidiactl").exists():
-            notes.append(f"no {job.resources.accelerator.kind} is here: this trains on the CPU")
+            notes.append(f"no {job.resources.accelerator.kind} found on this machine: training on the CPU")
         return notes
 
     def render(self, plan: Plan) -> list[Request]:
@@ -156,7 +156,7 @@ class LocalTarget:
     def _interpreter_problems(self, job: Job) -> list[Problem]:
         python = self.options.python
         if python is not None and which(python) is None:
-            return [Problem(what=f"no interpreter at {python}", where="targets", fix="mend `python`, or leave it out")]
+            return [Problem(what=f"no interpreter at {python}", where="targets", fix="fix `python`, or remove it")]
         if job.recipe is None or python is not None:
             return []
         missing = [name for name in TRAINING_PACKAGES if find_spec(name) is None]
@@ -238,7 +238,7 @@ def _other_host(handle: Handle) -> str:
 
 def _why_lost(inputs: StatusInputs, run_dir: Path) -> str:
     last = processes.last_line(run_dir)
-    last_output = f"; it last said: {last}" if last else ""
+    last_output = f"; last output: {last}" if last else ""
     if not inputs.started:
         return f"the supervisor ended before its first attempt{last_output}" if last else "was never started"
-    return f"killed, or crashed: the supervisor is gone without a last word{last_output}"
+    return f"killed or crashed: the supervisor exited without recording a status{last_output}"

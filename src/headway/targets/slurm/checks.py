@@ -57,9 +57,9 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     resources = job.resources
     unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
     if unused:
-        yield f"of no use here: resources.{', resources.'.join(unused)} (the partition decides)"
+        yield f"ignored on this target: resources.{', resources.'.join(unused)} (the partition decides)"
     if job.image.uri or job.image.base:
-        yield "of no use here: image (`python`, `setup` and `requirements` say what a node runs)"
+        yield "ignored on this target: image (`python`, `setup` and `requirements` say what a node runs)"
     if resources.cpus is None:
         yield f"asks for {ranks} CPUs a node, one for each rank: resources.cpus asks for more"
     if job.max_wait is not None and (options.requeue or sbatch.time_s(_budget_s(job), options) is None):

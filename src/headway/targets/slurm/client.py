@@ -26,7 +26,7 @@ COMMAND_TIMEOUT_S = 90.0  # commands retry while the controller is busy; after t
 
 
 class CommandError(TargetError):
-    """A failed Slurm command. `said` is its message."""
+    """A failed Slurm command. `output` is its message."""
 
     def __init__(self, what: str, *, output: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -102,8 +102,8 @@ _ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
     (
         r"unable to contact slurm controller|connection refused|socket timed out|connect failure|zero bytes were",
         Unreachable,
-        "Slurm's controller does not answer",
-        "scontrol ping, and again when it answers",
+        "cannot contact the Slurm controller",
+        "try again when `scontrol ping` succeeds",
     ),
     (
         r"unable to process configuration|cannot stat file|no such slurm\.conf|could not establish a configuration",
@@ -114,7 +114,7 @@ _ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
     (
         r"munge|authentication (?:credential|failed)|protocol authentication",
         Unreachable,
-        "Slurm does not believe who we are: MUNGE, which vouches for users, is not running here",
+        "Slurm authentication failed: MUNGE is not running on this machine",
         "munge -n | unmunge, and ask the cluster's administrators",
     ),
     (r"invalid job id|job/step already completing or completed", Unknown, "Slurm does not know that job", ""),
@@ -165,7 +165,7 @@ _ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
         r"batch job submission failed: (?:i/o error|no space)|write error|slurm temporarily unable to accept",
         CommandError,
         "the controller cannot take jobs now",
-        "scontrol ping, and again later",
+        "scontrol ping; try again later",
     ),
 )
 
@@ -245,9 +245,9 @@ def jobs(run_command: CommandRunner) -> list[Job]:
 
 
 def jobs_of(run_command: CommandRunner, url: str, job_id: str | None = None, *, run_dir: Path) -> list[Job]:
-    """List the jobs of one run by label, or by the ID `known` if the site rewrites comments.
+    """List the jobs of one run by label, or by the ID `job_id` if the site rewrites comments.
 
-    `place` is the folder from which it was submitted.
+    `run_dir` is the folder from which it was submitted.
     """
     return [job for job in jobs(run_command) if same_place(job.url, url)] or _job_by_id(
         run_command, url, job_id, run_dir

@@ -172,9 +172,11 @@ class SlurmTarget:
         if not job_id:
             return Status(state=State.LOST, reason="was never submitted")
         end, code = client.job_end(self.run_command, job_id), lifecycle.recorded_exit_code(run_dir, job_id)
-        what = f"Slurm job {job_id}: {end or 'gone, and Slurm has forgotten it'}"
+        what = f"Slurm job {job_id}: {end or 'no longer known to Slurm'}"
         last = lifecycle.last_line(run_dir, job_id)
-        last_output = f"; it last said: {last}" if last else f"; it printed nothing: does every node see {run_dir}?"
+        last_output = (
+            f"; last output: {last}" if last else f"; it printed nothing: check that every node can read {run_dir}"
+        )
         if not inputs.started and end is not None and end.state in ("CANCELLED", "DEADLINE", "PREEMPTED"):
             return Status(state=State.STOPPED, reason=f"{what} before its first attempt")
         if not inputs.started and (code or (end is not None and end.state in ("FAILED", "LAUNCH_FAILED"))):
@@ -222,7 +224,7 @@ def _status_from_folder(handle: Handle, slurm_error: CommandError) -> Status:
 def _remove_run_dir(run_dir: Path, handle: Handle) -> None:
     """Remove what a resume recreates; keep logs and code.
 
-    If the run folder is in a bucket, which has those already, remove all of `place`.
+    If the run folder is in a bucket, which has those already, remove all of `run_dir`.
     """
     end = read_status_inputs(folder_of(handle)).end
     shutil.rmtree(run_dir / "headway", ignore_errors=True)

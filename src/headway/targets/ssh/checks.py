@@ -44,9 +44,9 @@ def problems(job: Job, options: Options) -> Iterator[Problem]:
 def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     unused = [name for name in ("machine", "disk", "spot") if getattr(job.resources, name)]
     if unused:
-        yield f"of no use here: resources.{', resources.'.join(unused)} (`up` decides)"
+        yield f"ignored on this target: resources.{', resources.'.join(unused)} (`up` decides)"
     if (job.image.uri or job.image.base) and not options.engine:
-        yield "of no use here: image (write engine: docker in the target's entry to run it in a container there)"
+        yield "ignored on this target: image (engine: docker in the target's entry runs it in a container there)"
     yield from key_file_notes(job)
     yield from _billing_problems(job, options)
     if is_mirrored(options, job.outputs):
@@ -66,10 +66,10 @@ def _billing_problems(job: Job, options: Options) -> Iterator[str]:
             "with one, the machine ends itself"
         )
     if options.up and not options.list:
-        yield "no `list`: the receipt rests on the word of `down` alone; nobody looks again"
+        yield "no `list`: the receipt relies on the exit code of `down` alone"
     hides = provider.hides_failures(options.list or "")
     if options.up and hides:
-        yield f"list: {hides}: an empty answer is not believed; awk -v run={{run}} '$2 == run' ends with 0 by itself"
+        yield f"list: {hides}: an empty answer is not trusted; awk -v run={{run}} '$2 == run' ends with 0 by itself"
     if options.self_down and job.budget.hours is None:
         yield "no budget: `self_down` runs when the run ends, and not before; budget.hours sets a limit"
 
@@ -93,7 +93,9 @@ def _host_problems(job: Job, options: Options) -> Iterator[Problem]:
 
 def _provider_problems(options: Options) -> Iterator[Problem]:
     if options.up and not options.down:
-        yield Problem(what="`up` rents a machine, and no `down` gives it back", where="targets", fix="down: …{id}…")
+        yield Problem(
+            what="`up` rents a machine, but there is no `down` to release it", where="targets", fix="down: …{id}…"
+        )
     for name in ("down", "list"):
         command = getattr(options, name)
         if command and not options.up:
@@ -108,7 +110,7 @@ def _provider_problems(options: Options) -> Iterator[Problem]:
         command = getattr(options, name) or ""
         unknown = set(re.findall(r"(?<!\$)\{(\w+)\}", command)) - ({"run", "id"} if name != "up" else {"run"})
         if unknown:
-            what = f"`{name}` has {{{sorted(unknown)[0]}}}, which nobody fills in"
+            what = f"`{name}` has {{{sorted(unknown)[0]}}}, which is not a known placeholder"
             yield Problem(what=what, where="targets", fix="only {run} and {id} are filled in")
 
 
@@ -163,7 +165,7 @@ SPARE_BYTES = 1e9
 def findings(options: Options, job: Job) -> Iterator[Finding]:
     """Check one machine after the other. For a rented machine, which does not exist yet, check only its commands."""
     if options.up:
-        yield Finding("note", "the machine is rented at launch: nobody can be asked before")
+        yield Finding("note", "the machine is rented at launch, so it cannot be checked now")
         if not options.self_down:
             yield Finding("note", "no `self_down`: if this machine dies, the rented one stays billed", "self_down: …")
         return

@@ -32,7 +32,7 @@ _FIXED_OPTIONS = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAll
 
 
 class RemoteError(TargetError):
-    """ssh or the remote machine reported an error; `said` is its message."""
+    """ssh or the remote machine reported an error; `stderr` is its message."""
 
     def __init__(self, what: str, *, stderr: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -149,7 +149,7 @@ def remote_error(machine: Machine, code: int, stderr: str) -> RemoteError:
     """Map ssh's error output to an error with a suggested fix."""
     last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "it gave no reason")
     if re.search(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Offending .* key", stderr):
-        what = f"{machine} shows another host key than the one that is known: it was set up anew, or it is an impostor"
+        what = f"{machine} has a different host key than the known one: it was reinstalled, or this is another machine"
         fix = f"if you know why: ssh-keygen -R {machine.host}, then ssh {machine} once"
         return HostKeyError(what, stderr=stderr, fix=fix)
     if re.search(r"Host key verification failed|No .* host key is known", stderr):
@@ -159,12 +159,12 @@ def remote_error(machine: Machine, code: int, stderr: str) -> RemoteError:
         )
         return HostKeyError(what, stderr=stderr, fix=fix)
     if re.search(r"Permission denied", stderr):
-        what = f"{machine} does not let us in: {last}"
+        what = f"{machine} refused the login: {last}"
         return RemoteError(
             what, stderr=stderr, fix=f"ssh-copy-id {machine}; or `identity` and user@ in the target's entry"
         )
     if re.search(r"Could not resolve hostname|Name or service not known", stderr):
-        what = f"no machine is called {machine.host}"
+        what = f"unknown host {machine.host}"
         return Unreachable(what, stderr=stderr, fix="mend `host`, or add it to ~/.ssh/config")
     if code == 255:
         return Unreachable(f"{machine} cannot be reached: {last}", stderr=stderr, fix=f"ssh {machine}")
@@ -349,7 +349,5 @@ def _answer_error(host: Host, answer: Mapping[str, Any]) -> Exception:
     if answer.get("errno") in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"no space left on {host}", where=where, fix=f"ssh {host} df -h; or another `dir`")
     if answer.get("errno") in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return RemoteError(
-            f"{host} does not let us write: {answer['error']}", where=where, fix="another `dir`, or user@"
-        )
+        return RemoteError(f"{host} is not writable: {answer['error']}", where=where, fix="another `dir`, or user@")
     return RemoteError(f"{host}: {answer['error']}", where=where)

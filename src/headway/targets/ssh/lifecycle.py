@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import TargetError
 from headway.core.types import Handle
 from headway.packaging.code import archive_path, wheel_path
-from headway.packaging.requirements import extras, needed
+from headway.packaging.requirements import extras, wheel_requirements
 from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, grace_s, local_dir
 from headway.rundir.submission import owner
 from headway.storage import join, local_path, open_store
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# Connections to all machines of a run: poll their state and fetch their logs and outputs.
+# Connections to all machines of a run
 
 
 MIRROR_LOCK = "mirror.lock"
@@ -107,7 +107,7 @@ def configured_machines(options: Options) -> list[Machine]:
 
 @contextmanager
 def locked(folder: Path, name: str, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock between processes of this machine; call `waits` first if another process holds it."""
+    """Hold a lock between processes of this machine; call `on_wait` first if another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -257,17 +257,17 @@ def upload(
 ) -> None:
     """Upload data, code, Headway's wheel, the start script and the plan to every host.
 
-    `left` is the plan with the remaining budget.
+    `remaining` is the plan with the remaining budget.
     """
     wheel, archive = _code(plan, plan.code.wheel), _code(plan, f"{plan.code.sha256}.tar.gz")
-    text = script.start_script(plan, options, wheel_requirements(plan))
+    text = script.start_script(plan, options, headway_requirements(plan))
     for node, host in enumerate(hosts):
         place = where.place(node)
         uploaded = {source: upload_source(host, source, log) for source in sources_to_upload(plan.job, options)}
         host.send(f"{place}/{LABEL}", json.dumps(labels(remaining, where)).encode())
         host.ask("unpack", archive, kind="tar", to=f"{place}/code", sha256=plan.code.sha256)
         host.ask("unpack", wheel, kind="wheel", to=f"{place}/headway", fresh=True)
-        host.send(f"{place}/{NEEDED}", wheel_requirements(plan).encode())
+        host.send(f"{place}/{NEEDED}", headway_requirements(plan).encode())
         host.send(f"{place}/{SCRIPT}", text.replace("{RUN}", where.run).encode(), mode=0o755)
         host.send(f"{place}/{PLAN_FILE}", plan_for_host(plan, where, uploaded).to_json().encode())
         if options.engine:
@@ -378,7 +378,7 @@ def lifetime_s(plan: Plan) -> float | None:
     return None if budget is None else budget + plan.limits.grace_s + END_RECORD_S + SETUP_S
 
 
-def wheel_requirements(plan: Plan) -> str:
+def headway_requirements(plan: Plan) -> str:
     """Return the requirements of Headway's wheel.
 
     The wheel is in the local cache, or in the outputs where another user's run stored it.
@@ -386,7 +386,7 @@ def wheel_requirements(plan: Plan) -> str:
     wheel = wheel_path(plan.code.wheel)
     if not wheel.exists():
         open_store(str(wheel.parent)).write(wheel.name, _code(plan, wheel.name))
-    return needed(wheel, extras(plan.job))
+    return wheel_requirements(wheel, extras(plan.job))
 
 
 def _code(plan: Plan, name: str) -> bytes:

@@ -84,7 +84,7 @@ def sources_to_upload(plan_job: Mapping[str, Any], options: Options) -> list[str
 
 
 def plan_for_host(plan: Plan, where: Layout, uploaded: Mapping[str, str]) -> Plan:
-    """The plan with every path as it is on the host. `moved` says where data of this machine lies there."""
+    """The plan with every path as it is on the host. `uploaded` says where data of this machine lies there."""
     job = dict(plan.job)
     data = dict(job.get("data", {}))
     for part in ("train", "val", "test"):

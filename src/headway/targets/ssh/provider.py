@@ -33,7 +33,7 @@ from headway.targets.ssh.rental import (
     parse_machines,
 )
 
-# The shell for the user's `up`, `list` and `down`: a pipeline fails when any part of it fails.
+# Shell for `up`, `list` and `down`: a pipeline fails when any part of it fails
 
 
 _HIDDEN_FAILURE = re.compile(r"(\|\||;|\n)\s*(true|:|exit\s+0|/bin/true|/usr/bin/true)\s*([;)}\n]|$)")
@@ -226,9 +226,9 @@ class Provider:
             return "there is no `list`"
         hidden_failure = hides_failures(command)
         if hidden_failure:
-            return f"an empty answer of `list` is not believed: {hidden_failure}"
+            return f"an empty answer of `list` is not trusted: {hidden_failure}"
         proven = rental.listed_by == command and rental.ids and set(rental.ids) <= set(rental.listed)
-        return "" if proven else "an empty answer of `list` is not believed: it has never shown the machine"
+        return "" if proven else "an empty answer of `list` is not trusted: it has never shown the machine"
 
     # Releasing
 
@@ -298,7 +298,7 @@ class Provider:
         left = [id for id in ids if id in listing.machine_ids]
         distrust_reason = self._distrust_reason(rental)
         if listing.error is not None:
-            self._log(f"whether {', '.join(created)} is gone cannot be told: {listing.error}")
+            self._log(f"whether {', '.join(created)} is gone is unknown: {listing.error}")
             left = list(ids)
         elif distrust_reason:
             left += [id for id in failed if id not in left and id not in rental.returned]
@@ -316,13 +316,13 @@ class Provider:
             self._records.write(rental)  # also if another client rented it: `gc` must show it
         unverified = created if distrust_reason and not names else ()
         if unverified:
-            self._log(f"nobody could be asked whether {', '.join(created)} is gone: {distrust_reason}")
+            self._log(f"cannot verify that {', '.join(created)} is gone: {distrust_reason}")
         return Released(created=created, removed=removed, left=names, unverified=unverified, rental=rental)
 
     def _no_known_machine(self, rental: ProvisionedMachine, listing: Listing) -> Released:
         """Report that `up` was started but neither it nor `list` named a machine to run `down` for."""
         why = str(listing.error.problem.what) if listing.error else self._distrust_reason(rental)
-        what = f"no machine of {rental.run} is known, and whether `up` has made one cannot be told: {why}"
+        what = f"no machine of {rental.run} is known, and it is unknown whether `up` created one: {why}"
         place = self._records.place(rental.url)
         if self._records.read(rental.url) is None:
             self._log(f"{what}; no rental of it is on record here")
@@ -340,7 +340,7 @@ class Provider:
             return
         place = self._records.place(rental.url)
         self._log(
-            f"{_machine_name(id)} could not be given back, and may still be billed: {error.problem.what}\n"
+            f"{_machine_name(id)} could not be released, and may still be billed: {error.problem.what}\n"
             f"    fix: {error.problem.fix}\n"
             f"    then: headway down {rental.url}   or, with another `down` in the job file: "
             f"headway gc -f FILE --on {rental.target}   or, if your provider shows that it is gone: rm -r {place}"

@@ -16,7 +16,7 @@ from headway.core.plan import RUN
 from headway.core.types import RUN_LABEL
 from headway.packaging import build
 from headway.packaging.context import context
-from headway.packaging.dockerfile import SUPERVISOR, Blueprint, of_plan
+from headway.packaging.dockerfile import SUPERVISOR, ImageSpec, image_of_plan
 from headway.rundir.status import END_RECORD_S
 from headway.storage import local_path
 from headway.targets.ssh.connection import Host
@@ -85,12 +85,12 @@ def start(plan: Plan, options: Options) -> str:
 
 
 def image_of(plan: Plan) -> str:
-    return build.reference(plan, of_plan(plan))
+    return build.reference(plan, image_of_plan(plan))
 
 
-def built(plan: Plan) -> Blueprint | None:
+def built(plan: Plan) -> ImageSpec | None:
     """Return the image to build on the host, or None if the job names a ready one or it has been pushed."""
-    image = of_plan(plan)
+    image = image_of_plan(plan)
     return image if image_of(plan) == image.name else None
 
 

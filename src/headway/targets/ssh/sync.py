@@ -229,7 +229,7 @@ def scan_source(source: str) -> DataUpload:
     if path.is_file():
         return DataUpload(source=source, files=(("", path.stat().st_size),))
     if not path.is_dir():
-        raise BadInput(f"no such data: {source}", fix="mend the path in the job file")
+        raise BadInput(f"no such data: {source}", fix="fix the path in the job file")
     files = [
         (Path(folder, name).relative_to(path).as_posix(), Path(folder, name).stat().st_size)
         for folder, _, names in os.walk(path, followlinks=True)

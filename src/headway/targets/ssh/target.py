@@ -63,7 +63,7 @@ def lost_status(inputs: StatusInputs, states: Sequence[Mapping[str, Any]]) -> St
     """
     ended = next((state["exit"] for state in states if state["exit"]), None)
     last = str(states[0]["last"])
-    last_output = f"; it last said: {last}" if last else ""
+    last_output = f"; last output: {last}" if last else ""
     if not isinstance(ended, dict):
         what = "the machine was restarted, or everything there was killed" if inputs.started else "was never started"
         return Status(state=State.LOST, reason=what + last_output)
@@ -72,7 +72,7 @@ def lost_status(inputs: StatusInputs, states: Sequence[Mapping[str, Any]]) -> St
         reason = f"ended with {code} before its first attempt{last_output}"
         return Status(state=State.FAILED, reason=reason, exit_code=code)
     state = State.LOST if inputs.started else State.STOPPED
-    return Status(state=state, reason=f"{why or f'ended with {code} without a last word'}{last_output}")
+    return Status(state=state, reason=f"{why or f'ended with {code} without recording a status'}{last_output}")
 
 
 def save_exit(handle: Handle, connections: SshConnections, states: Sequence[Mapping[str, Any]]) -> None:
@@ -162,7 +162,7 @@ class SshTarget:
         Secrets appear as references only, never as values.
         """
         where = layout(self.options, str(plan.job["outputs"]), RUN)
-        text = script.start_script(plan, self.options, lifecycle.wheel_requirements(plan))
+        text = script.start_script(plan, self.options, lifecycle.headway_requirements(plan))
         sent = {"code": plan.code.sha256, "headway": plan.code.wheel, "data": sources_to_upload(plan.job, self.options)}
         body = {
             "machines": list(map(str, configured_machines(self.options))) or ["as `up` names them"],
@@ -308,7 +308,7 @@ class SshTarget:
                 if time.monotonic() > limit:
                     raise TargetError(
                         f"{machine} does not answer after {self.options.ready:.0f} s: {error.problem.what}",
-                        fix="`ready` in the target's entry; does its network let ssh in?",
+                        fix="`ready` in the target's entry; check that its firewall allows ssh",
                     ) from None
             time.sleep(UNREACHABLE_PAUSE_S)
         if machine.first_seen and machine.known_hosts is not None:
@@ -371,7 +371,7 @@ class SshTarget:
         """
         known = Records().read(url) if self.options.up else None
         if known is not None:
-            what = f"{known.run} still has a machine on record that was not given back"
+            what = f"{known.run} still has a machine on record that was not released"
             raise RunBusy(f"{what}: {', '.join(known.ids) or 'of unknown id'}", fix=f"headway down {url}")
 
     def _mark_untouched(self, url: str) -> None:
@@ -453,7 +453,7 @@ class SshTarget:
                 if not self.options.up:
                     raise
                 if time.monotonic() > limit or self._no_longer_listed(handle):
-                    self.log(f"{handle.run}: {error.problem.what}; what it wrote since the last look is lost")
+                    self.log(f"{handle.run}: {error.problem.what}; its output since the last sync is lost")
                     return [], []
             time.sleep(UNREACHABLE_PAUSE_S)
 

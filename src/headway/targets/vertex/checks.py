@@ -1,6 +1,6 @@
 """Problems that would stop a job on Vertex AI, each with its fix, and notes for its plan.
 
-Only `missing` makes a request; everything else needs no credentials.
+Only `image_problem` makes a request; everything else needs no credentials.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def notes(job: Job, options: Options, today: date) -> Iterator[str]:
     yield from _queue_notes(job, options, first)
     if any(parse(secret.ref).kind == "gcp-sm" for secret in job.secrets.values()) and not options.service_account:
         yield (
-            "secrets: Vertex AI's own agent must be let read them (roles/secretmanager.secretAccessor), "
+            "secrets: Vertex AI's own agent needs read access to them (roles/secretmanager.secretAccessor), "
             "or name a `service_account` that may"
         )
 

@@ -132,7 +132,7 @@ class Client:
         try:
             return retry_transient(ask, self.retry)
         except Transient as error:
-            raise Unreachable(error.problem.what, fix="look again in a while") from None
+            raise Unreachable(error.problem.what, fix="try again in a few minutes") from None
 
     def _request(
         self, method: str, url: str, body: Mapping[str, Any] | None, query: Mapping[str, str] | None
@@ -187,13 +187,13 @@ _ERROR_RULES: tuple[tuple[str, type[ApiError], str, str], ...] = (
     (
         r"^401 ",
         ApiError,
-        "Google does not know who we are",
+        "no Google credentials were found",
         "gcloud auth application-default login",
     ),
     (
         r"SERVICE_DISABLED|has not been used in project|it is disabled",
         ApiError,
-        "this project has not switched the service on",
+        "the API is not enabled in this project",
         "gcloud services enable aiplatform.googleapis.com logging.googleapis.com --project={project}",
     ),
     (
@@ -273,7 +273,7 @@ class CloudLogReader:
 
 
 def follow(reader: CloudLogReader, until: Callable[[], bool], *, sleep: Callable[[float], None]) -> Iterator[LogLine]:
-    """Follow the lines until `begun`: the supervisor has started to write, or no more lines will come."""
+    """Follow the lines until `until`: the supervisor has started to write, or no more lines will come."""
     waited = QUERY_S
     while True:
         last = until()

@@ -341,7 +341,7 @@ def _create_in(client: Client, placement: Placement, body: Mapping[str, Any]) ->
             if created is not None:
                 return created
             if attempt == TRIES:
-                raise ApiError(error.problem.what, fix="look again in a while") from error
+                raise ApiError(error.problem.what, fix="try again in a few minutes") from error
     raise AssertionError("the last try returns or raises")
 
 
@@ -360,5 +360,5 @@ def _wait_until_dequeued(client: Client, job: Job, within_s: float, sleep: Sleep
 def _no_capacity(refusals: list[str], error: OutOfCapacity) -> OutOfCapacity:
     if len(refusals) == 1:
         return error
-    what = "no place has room: " + "; ".join(refusals)
+    what = "no region has capacity: " + "; ".join(refusals)
     return OutOfCapacity(what, status=error.status, message=error.message, fix=error.problem.fix)

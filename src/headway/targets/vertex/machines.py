@@ -40,7 +40,7 @@ ACCELERATORS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A machine type. `built_in` are accelerators that are part of it; `takes` tells whether it supports a request."""
+    """A machine type. `built_in` are accelerators that are part of it; `supports` checks a request."""
 
     name: str
     cpus: int
@@ -291,10 +291,10 @@ def notes(job: Job, options: Options) -> Iterator[str]:
     pricier = [(placement, usd) for placement, usd in others if usd and first and usd > first]
     if pricier:
         priciest, price = max(pricier, key=lambda pair: pair[1])
-        yield f"budget: reckoned with the dearest place that it may go to, {priciest}: ${price:.3f} an hour"
+        yield f"budget: computed with the most expensive placement, {priciest}: ${price:.3f} an hour"
     for placement, usd in others:
         if usd is None:
-            yield f"no price is known for {placement}: there the budget is kept by the hours of the other places"
+            yield f"no price is known for {placement}: there, the budget's hours of the other placements apply"
 
 
 def _usd_per_hour(placement: Placement, job: Job, options: Options) -> float | None:

@@ -213,7 +213,7 @@ def notes(uri: str, today: date) -> Iterator[str]:
         yield f"image: {image.name} is not in the table of {AS_OF}; Vertex AI says whether it can be had"
     elif image.ends is not None and image.ends < today:
         yield (
-            f"image: {image.name} is past its end ({image.ends}): Google mends it no more and may remove it; "
+            f"image: {image.name} is past its end ({image.ends}): Google no longer maintains it and may remove it; "
             "mode: container with an image of your own is the way out"
         )
     elif image.ends is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.plan import RUN
 from headway.core.types import OWNER, OWNER_NAME, Request
 from headway.packaging import build
-from headway.packaging.dockerfile import CODE, SUPERVISOR, Blueprint, of_plan
+from headway.packaging.dockerfile import CODE_DIR, SUPERVISOR, ImageSpec, image_of_plan
 from headway.packaging.requirements import extras
 from headway.rundir.status import run_url
 from headway.storage import join
@@ -86,17 +86,17 @@ def url_of(region: str, options: Options) -> str:
 def image_of(plan: Plan, options: Options, placement: Placement) -> str:
     """Return the image that the machines run."""
     if options.mode == "container":
-        return build.reference(plan, of_plan(plan))
+        return build.reference(plan, image_of_plan(plan))
     ready = plan.job.get("image", {}).get("uri")
     return str(ready or package.default_uri(accelerated=placement.accelerator is not None, region=placement.region))
 
 
-def image_to_build(plan: Plan, options: Options) -> Blueprint | None:
+def image_to_build(plan: Plan, options: Options) -> ImageSpec | None:
     """Return the image that this machine must still build and push; None if there is none."""
     if options.mode != "container" or plan.job.get("image", {}).get("uri"):
         return None
-    image = of_plan(plan)
-    return None if build.pushed(image) else image
+    image = image_of_plan(plan)
+    return None if build.read_push_record(image) else image
 
 
 def _image_requests(plan: Plan, options: Options) -> list[Request]:
@@ -235,7 +235,7 @@ def _environment(plan: Plan, options: Options) -> list[dict[str, str]]:
     if options.mode == "package" or plan.job.get("image", {}).get("uri"):
         values[SPEC] = json.dumps(_boot_spec(plan), sort_keys=True)
     else:
-        values["HEADWAY_CODE_DIR"] = CODE
+        values["HEADWAY_CODE_DIR"] = CODE_DIR
     return [{"name": name, "value": value} for name, value in values.items()]
 
 

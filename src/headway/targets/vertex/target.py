@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# Check a project's setup for a job, with the command that fixes each problem. Read-only, at no cost.
+# Project checks (read-only)
 
 
 SERVICE_AGENT = "service-PROJECT-NUMBER@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
@@ -81,7 +81,9 @@ def _account_finding(client: Client, options: Options, job: Job) -> Finding:
     member = options.service_account or SERVICE_AGENT
     bucket = job.outputs.removeprefix("gs://").partition("/")[0]
     fix = f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{member}"
-    what = f"the job runs as {options.service_account or 'Vertex AI’s own agent'}, which must be let write the bucket"
+    what = (
+        f"the job runs as {options.service_account or 'Vertex AI’s own agent'}, which needs write access to the bucket"
+    )
     return Finding("note", what, f"{fix} --role=roles/storage.objectUser")
 
 
@@ -242,7 +244,7 @@ class VertexTarget:
     def _lost_status(self, job: lifecycle.Job | None, inputs: StatusInputs) -> Status:
         """Return the status of a run without a live job or an `ended` event."""
         if job is None:
-            reason = "its job is gone, and Vertex AI has forgotten it" if inputs.started else "was never submitted"
+            reason = "its job no longer exists in Vertex AI" if inputs.started else "was never submitted"
             return Status(state=State.LOST, reason=reason)
         reason = f"{job} {job.state_text}" + (f": {job.error}" if job.error else "")
         if inputs.started:
@@ -250,7 +252,7 @@ class VertexTarget:
         if job.state in ("JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED"):
             return Status(state=State.STOPPED, reason=f"{reason} before its first attempt")
         last_line = client.last_output(self._client(), job.id)
-        last_output = f"; it last said: {last_line}" if last_line else ""
+        last_output = f"; last output: {last_line}" if last_line else ""
         link = lifecycle.console_link(job.name, self._client().project)
         return Status(
             state=State.FAILED, reason=f"{reason}, before the supervisor started{last_output} ({link})", exit_code=1
@@ -270,8 +272,11 @@ class VertexTarget:
         if ended is None:
             yield from reader.read_new()
         else:
-            started = lambda: read_status_inputs(folder_of(handle)).started  # noqa: E731
-            yield from client.follow(reader, lambda: ended() or started(), sleep=self.sleep)
+
+            def started() -> bool:
+                return ended() or read_status_inputs(folder_of(handle)).started
+
+            yield from client.follow(reader, started, sleep=self.sleep)
 
     def _end_check(self, handle: Handle) -> Callable[[], bool]:
         return end_check(handle, self.status, folder_poll_s=POLL_S, status_poll_s=QUERY_S)

@@ -171,7 +171,7 @@ class CheckpointManager:
             raise NoCheckpoint(
                 f"attempt {commits[-1]['attempt']} committed step {commits[-1].get('step')}, and no checkpoint is left",
                 where=f"{session.store.url}/checkpoints",
-                fix="restore the files, or start a new run: this one would begin again from nothing",
+                fix="restore the files, or start a new run: this one would start again from step 0",
             )
 
     def _load(self, loaded: LoadedCheckpoint) -> None:

@@ -97,10 +97,10 @@ class CheckpointReader:
         if not steps:
             return None
         raise NoCheckpoint(
-            f"{len(steps)} checkpoints were recorded and none can be read: "
+            f"{len(steps)} checkpoints were recorded, but none can be read: "
             + "; ".join(damage.why for damage in damaged),
             where=self._store.url,
-            fix="restore the files, or start a new run: this one would begin again from nothing",
+            fix="restore the files, or start a new run: this one would start again from step 0",
         )
 
     def load(self, step: int) -> LoadedCheckpoint:

@@ -39,7 +39,7 @@ class ProcessGroup:
                         os.environ.get("MASTER_PORT", "?"), "Address already in use", "MASTER_PORT"
                     ) from error
                 raise TargetError(
-                    f"rank {self.world.rank} of {self.world.size} could not meet the others: {error}",
+                    f"rank {self.world.rank} of {self.world.size} could not join the process group: {error}",
                     fix="look at the other ranks' logs: one of them did not start, or cannot be reached",
                 ) from error
 

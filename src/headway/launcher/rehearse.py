@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import RunFailed
+from headway.core.plan import DIE_AFTER_STEP, STEP_LIMIT
 from headway.core.platform import TIMING, home, timing_with
 from headway.pricing.estimate import (
     REHEARSAL,
@@ -144,7 +145,6 @@ def picture(folder: Path) -> str:
     return str(picture)
 
 
-LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
 STEPS, DIES_AFTER, BATCH, SAMPLE = 8, 3, 2, 16
 LONGEST_S = 120.0
 SCRIPT_S = 20.0  # a script that does not use Headway and runs this long has started well
@@ -286,7 +286,7 @@ def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, 
 def _amended(made: Plan, folder: Path) -> Plan:
     from headway import targets
 
-    env = {**made.job["env"], LIMIT: str(STEPS), DEATH: str(DIES_AFTER)}
+    env = {**made.job["env"], STEP_LIMIT: str(STEPS), DIE_AFTER_STEP: str(DIES_AFTER)}
     env[TIMING] = timing_with(env, restart_pause=0)
     amended = replace(made, job={**made.job, "outputs": str(folder / "runs"), "env": env})
     return replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import BadInput, RunFailed
+from headway.core.plan import DIE_AFTER_STEP, STEP_LIMIT
 from headway.core.types import LogLine, State
 from headway.rundir.index import Ledger
 from headway.rundir.layout import RunFolder
@@ -89,7 +90,6 @@ def _of(suspects: Sequence[Suspect], *kinds: str) -> tuple[Suspect, ...]:
     return tuple(suspect for suspect in suspects if suspect.kind in kinds)
 
 
-LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
 FEWEST = 4  # steps: one to checkpoint, one to be killed in, one to resume with, and one more
 LAST_LINES = 8  # shown of a job that fails by itself
 
@@ -124,12 +124,12 @@ def prove(job: Job, *, steps: int, say: Say = lambda text: None) -> Proof:
     with _scratch() as folder:
         every = max(1, steps // 3)
         say(f"uninterrupted run: {steps} steps, a checkpoint every {every}")
-        straight = _train(plan, folder, "unbroken", every, {LIMIT: str(steps)})
+        straight = _train(plan, folder, "unbroken", every, {STEP_LIMIT: str(steps)})
         last = _last_step(straight)
         every = every if every < last else max(1, last // 2)
         killed_after = random.SystemRandom().randint(every, last - 1)
         say(f"second run: every rank is killed (SIGKILL) in the step after {killed_after}, then resumed")
-        broken = _train(plan, folder, "killed", every, {LIMIT: str(steps), DEATH: str(killed_after)})
+        broken = _train(plan, folder, "killed", every, {STEP_LIMIT: str(steps), DIE_AFTER_STEP: str(killed_after)})
         resumed_from = _resumed_from(broken)
         say(f"resumed from step {resumed_from}; comparing")
         return _concluded(plan, straight, broken, last, killed_after, resumed_from, suspected)

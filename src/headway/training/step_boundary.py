@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from headway.core.errors import BadInput, HeadwayError
+from headway.core.plan import DIE_AFTER_STEP, STEP_LIMIT
 from headway.training import export
 from headway.training.checkpoint.manager import CheckpointManager
 from headway.training.context import Session, say
@@ -23,8 +24,6 @@ from headway.training.optim import StepFlags
 from headway.training.preemption import RESERVE_S, Stop
 
 # Step limit and fault injection
-
-LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"
 
 
 class StepLimit:
@@ -58,7 +57,7 @@ class StepLimit:
 
 def stretch(env: Mapping[str, str], attempt: int) -> StepLimit | None:
     """Read the limits from the environment. Returns None if there are none, which costs nothing."""
-    limit, die_after = _count(env, LIMIT), _count(env, DEATH) if attempt <= 1 else None
+    limit, die_after = _count(env, STEP_LIMIT), _count(env, DIE_AFTER_STEP) if attempt <= 1 else None
     return None if limit is None and die_after is None else StepLimit(limit, die_after)
 
 

@@ -16,6 +16,9 @@ from headway.core.types import Request
 
 SCHEMA = 1
 RUN = "{RUN}"  # placeholder for the run's name until launch
+# Variables in a plan's `env`, read by the ranks. All variables are in docs/environment.md.
+STEP_LIMIT, DIE_AFTER_STEP = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"
+USD_PER_HOUR, BUDGET_USD, EXPORT_S = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD", "HEADWAY_EXPORT_S"
 WEBHOOK = "HEADWAY_WEBHOOK"  # name of the secret by which the address for notifications reaches the run
 UNRESOLVED = "unresolved"  # the fingerprint of remote data that has not been looked up yet
 

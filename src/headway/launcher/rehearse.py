@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import RunFailed
+from headway.core.plan import DIE_AFTER_STEP, STEP_LIMIT
 from headway.core.platform import TIMING, state_dir, timing_with
 from headway.pricing.estimate import (
     REHEARSAL,
@@ -146,7 +147,13 @@ def sample_picture(folder: Path) -> str:
     return str(picture)
 
 
+
+<<<<<<< /tmp/tmp_ch79xma/ours
 LIMIT, KILL_VARIABLE = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
+
+=======
+
+>>>>>>> /tmp/tmp_ch79xma/theirs
 STEPS, KILL_AFTER_STEPS, BATCH, SAMPLE = 8, 3, 2, 16
 TIME_LIMIT_S = 120.0
 SCRIPT_LIMIT_S = 20.0  # a script that does not use Headway and runs this long has started well
@@ -290,7 +297,13 @@ def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, 
 def _with_kill(trial: Plan, folder: Path) -> Plan:
     from headway import targets
 
-    env = {**trial.job["env"], LIMIT: str(STEPS), KILL_VARIABLE: str(KILL_AFTER_STEPS)}
+    env = {**trial.job["env"], STEP_LIMIT: str(STEPS), 
+<<<<<<< /tmp/tmp_ch79xma/ours
+KILL_VARIABLE
+=======
+DIE_AFTER_STEP
+>>>>>>> /tmp/tmp_ch79xma/theirs
+: str(KILL_AFTER_STEPS)}
     env[TIMING] = timing_with(env, restart_pause=0)
     amended = replace(trial, job={**trial.job, "outputs": str(folder / "runs"), "env": env})
     return replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Denied, HeadwayError, NoBucket, Transient
+from headway.core.plan import BUDGET_USD, EXPORT_S, USD_PER_HOUR
 from headway.pricing.estimate import Device, Estimate, PastRun, device_of, estimate, past_runs
 from headway.pricing.quote import DEFAULT_REGION, GOOGLE, Quote, export_s, quote, region_of, stored_data
 from headway.pricing.table import ACCELERATOR, MACHINE, Table, load, machine_for
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 
 COMPARED_ACCELERATORS = ("T4", "L4", "V100", "A100")
-USD_PER_HOUR, BUDGET_USD = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD"  # read by the runtime's progress line
-EXPORT_S, EXPORT_STEP_S = "HEADWAY_EXPORT_S", 30.0  # read by the runtime; rounded up in steps, so that plans are stable
+EXPORT_STEP_S = 30.0  # EXPORT_S is rounded up in steps, so that plans are stable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

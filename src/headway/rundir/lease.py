@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.core import platform
 from headway.core.errors import BadInput, BadPlan, Conflict, HeadwayError, NotThere, RunBusy, json_of
-from headway.core.plan import Plan
+from headway.core.plan import BUDGET_USD, Plan
 from headway.rundir.layout import RunFolder, segments
 from headway.storage import same_place
 from headway.storage.base import ABSENT, Store
@@ -343,5 +343,5 @@ def with_budget(plan: Plan, *, hours: float | None = None, usd: float | None = N
     job = {**plan.job, "budget": {"usd": usd, "hours": hours}}
     price = {**plan.price, "ceiling_usd": round(allowed * rate, 3)} if rate else plan.price
     if rate:
-        job["env"] = {**job["env"], "HEADWAY_BUDGET_USD": f"{allowed * rate:.6g}"}
+        job["env"] = {**job["env"], BUDGET_USD: f"{allowed * rate:.6g}"}
     return replace(plan, job=job, price=price, limits=replace(plan.limits, budget_s=allowed * 3600))

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.core.errors import BadInput, StoreError
+from headway.core.plan import BUDGET_USD, USD_PER_HOUR
 from headway.rundir.layout import segment_interval_s
 from headway.training.context import ControlChannel, log_line
 
-RATE, BUDGET, SPENT = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD", "HEADWAY_SPENT_S"
+SPENT = "HEADWAY_SPENT_S"
 
 
 class CostMeter:
@@ -28,7 +29,7 @@ class CostMeter:
     """
 
     def __init__(self, env: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._budget = _number(env, RATE), _number(env, BUDGET)
+        self._rate, self._budget = _number(env, USD_PER_HOUR), _number(env, BUDGET_USD)
         self._before, self._clock, self._began = _number(env, SPENT) or 0.0, clock, clock()
 
     @property

@@ -147,13 +147,6 @@ def sample_picture(folder: Path) -> str:
     return str(picture)
 
 
-
-<<<<<<< /tmp/tmp_ch79xma/ours
-LIMIT, KILL_VARIABLE = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
-
-=======
-
->>>>>>> /tmp/tmp_ch79xma/theirs
 STEPS, KILL_AFTER_STEPS, BATCH, SAMPLE = 8, 3, 2, 16
 TIME_LIMIT_S = 120.0
 SCRIPT_LIMIT_S = 20.0  # a script that does not use Headway and runs this long has started well
@@ -297,13 +290,7 @@ def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, 
 def _with_kill(trial: Plan, folder: Path) -> Plan:
     from headway import targets
 
-    env = {**trial.job["env"], STEP_LIMIT: str(STEPS), 
-<<<<<<< /tmp/tmp_ch79xma/ours
-KILL_VARIABLE
-=======
-DIE_AFTER_STEP
->>>>>>> /tmp/tmp_ch79xma/theirs
-: str(KILL_AFTER_STEPS)}
+    env = {**trial.job["env"], STEP_LIMIT: str(STEPS), DIE_AFTER_STEP: str(KILL_AFTER_STEPS)}
     env[TIMING] = timing_with(env, restart_pause=0)
     amended = replace(trial, job={**trial.job, "outputs": str(folder / "runs"), "env": env})
     return replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))

@@ -103,14 +103,7 @@ def _of(suspects: Sequence[NondeterminismSuspect], *kinds: str) -> tuple[Nondete
     return tuple(suspect for suspect in suspects if suspect.kind in kinds)
 
 
-
-<<<<<<< /tmp/tmp787qqyzm/ours
-LIMIT, KILL_VARIABLE = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
-MIN_STEPS
-=======
-FEWEST
->>>>>>> /tmp/tmp787qqyzm/theirs
- = 4  # steps: one to checkpoint, one to be killed in, one to resume with, and one more
+MIN_STEPS = 4  # steps: one to checkpoint, one to be killed in, one to resume with, and one more
 LAST_LINES = 8  # shown of a job that fails by itself
 
 Say = Callable[[str], None]
@@ -149,13 +142,7 @@ def verify_resume(job: Job, *, steps: int, say: Say = lambda text: None) -> Proo
         every = every if every < last else max(1, last // 2)
         killed_after = random.SystemRandom().randint(every, last - 1)
         say(f"second run: every rank is killed (SIGKILL) in the step after {killed_after}, then resumed")
-        broken = _train(plan, folder, "killed", every, {STEP_LIMIT: str(steps), 
-<<<<<<< /tmp/tmp787qqyzm/ours
-KILL_VARIABLE
-=======
-DIE_AFTER_STEP
->>>>>>> /tmp/tmp787qqyzm/theirs
-: str(killed_after)})
+        broken = _train(plan, folder, "killed", every, {STEP_LIMIT: str(steps), DIE_AFTER_STEP: str(killed_after)})
         resumed_from = _resumed_from(broken)
         say(f"resumed from step {resumed_from}; comparing")
         return _conclude(plan, straight, broken, last, killed_after, resumed_from, suspected)

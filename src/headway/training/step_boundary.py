@@ -26,14 +26,6 @@ from headway.training.preemption import RESERVE_S, Stop
 # Step limit and fault injection
 
 
-<<<<<<< /tmp/tmpfftuguwl/ours
-LIMIT_VARIABLE, KILL_VARIABLE = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"
-
-
-=======
-
->>>>>>> /tmp/tmpfftuguwl/theirs
-
 class StepLimit:
     """Ends the run after a number of steps, or kills it at a random moment. Only `headway verify-resume` uses it.
 
@@ -65,19 +57,7 @@ class StepLimit:
 
 def read_step_limit(env: Mapping[str, str], attempt: int) -> StepLimit | None:
     """Read the limits from the environment. Returns None if there are none, which costs nothing."""
-    limit, die_after = _count(env, 
-<<<<<<< /tmp/tmpfftuguwl/ours
-LIMIT_VARIABLE
-=======
-STEP_LIMIT
->>>>>>> /tmp/tmpfftuguwl/theirs
-), _count(env, 
-<<<<<<< /tmp/tmpfftuguwl/ours
-KILL_VARIABLE
-=======
-DIE_AFTER_STEP
->>>>>>> /tmp/tmpfftuguwl/theirs
-) if attempt <= 1 else None
+    limit, die_after = _count(env, STEP_LIMIT), _count(env, DIE_AFTER_STEP) if attempt <= 1 else None
     return None if limit is None and die_after is None else StepLimit(limit, die_after)
 
 

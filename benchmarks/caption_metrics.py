@@ -42,7 +42,7 @@ for line in sys.stdin:
 
 OURS = """
 from headway.metrics.bleu import bleu_counts
-from headway.metrics.bleu import bleu_counts_alone
+from headway.metrics.bleu import fast_bleu_counts
 from headway.metrics.captions import CaptionScorer
 from headway.metrics.captions import Cider
 from headway.metrics.ptb_tokenizer import tokenize_all
@@ -50,7 +50,7 @@ from headway.metrics.ngrams import References
 from headway.metrics.captions import rouge_l
 
 def bleu():
-    return bleu_counts_alone(hypotheses, references).corpus().tolist()
+    return fast_bleu_counts(hypotheses, references).corpus().tolist()
 
 def cider():
     return [float(Cider(references).scores(hypotheses).mean())]

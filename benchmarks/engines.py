@@ -96,7 +96,9 @@ def parts(recipe: str, bundle: Any, folder: Path) -> int:
     for graph in graphs:
         write_onnx(graph, folder)
         run = inference_engine.session(graph, folder / f"{graph.name}.onnx")
-        check_outputs(graph, lambda inputs, run=run: run(list(inputs.values())), "ONNX Runtime")  # raises where they differ
+        check_outputs(
+            graph, lambda inputs, run=run: run(list(inputs.values())), "ONNX Runtime"
+        )  # raises where they differ
         inputs = list(graph.inputs.values())
 
         def by_torch(graph: Any = graph, inputs: Any = inputs) -> Any:

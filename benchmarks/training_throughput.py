@@ -117,7 +117,7 @@ def headway(made: Made) -> Step:
 
 def captioning() -> Made:
     from headway.recipes.captioning.config import Config
-    from headway.recipes.captioning.data import TrainingFeed, load, encoded_views, vocabulary
+    from headway.recipes.captioning.data import TrainingFeed, encoded_views, load, vocabulary
     from headway.recipes.captioning.model import Captioner
     from headway.spec import Data
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from headway import backbones
-from headway.backbones.weights import fingerprint, folded
+from headway.backbones.weights import fingerprint, fold_batch_norm
 from headway.core.errors import BadInput, MissingExtra
 
 pytestmark = pytest.mark.torch
@@ -68,7 +68,7 @@ def test_folding_changes_nothing_but_the_time(name: str, side: int) -> None:
     encoder.train()(x)  # statistics that differ from their start
     encoder.eval()
     with torch.inference_mode():
-        torch.testing.assert_close(folded(encoder)(x), encoder(x), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(fold_batch_norm(encoder)(x), encoder(x), rtol=1e-3, atol=1e-4)
 
 
 def test_published_weights_give_the_published_model() -> None:

@@ -66,7 +66,7 @@ def test_class_balance_and_pairs_of_pictures(tmp_path: Path) -> None:
 
 def test_sentences(tmp_path: Path) -> None:
     prepare(
-        str(layouts.parallel(tmp_path / "in")), str(tmp_path / "out"), workers=1, wishes=PrepareOptions(bpe_size=300)
+        str(layouts.parallel(tmp_path / "in")), str(tmp_path / "out"), workers=1, options=PrepareOptions(bpe_size=300)
     )
     found = inspect(str(tmp_path / "out"))
     assert found.vocabulary == 300
@@ -89,7 +89,7 @@ def test_a_whole_set_verifies_and_every_damage_is_named(tmp_path: Path) -> None:
     prepare(str(layouts.class_folders(tmp_path / "in", splits=("train", "val", "test"))), str(out), size=32, workers=1)
     told: list[tuple[str, int, int]] = []
     good = verify(str(out), progress=lambda *words: told.append(words))
-    assert good.whole
+    assert good.intact
     assert told[-1][1] == told[-1][2] == good.bytes
     flipped = bytearray((out / "shards/train-00000.arrow").read_bytes())
     flipped[len(flipped) // 2] ^= 1

@@ -81,7 +81,7 @@ def test_a_broken_download_is_taken_up_where_it_broke(server: LoopbackServer, tm
 def test_a_killed_download_is_taken_up_by_the_next_start(server: LoopbackServer, tmp_path: Path) -> None:
     server.faults += [Fault(kind="cut"), Fault(kind="refuse")]
     with pytest.raises(Transient):
-        download(f"{server.url}/file.bin", tmp_path, patience=0)
+        download(f"{server.url}/file.bin", tmp_path, retry_for_s=0)
     assert (tmp_path / "file.bin.part").stat().st_size > 0
     assert not (tmp_path / "file.bin").exists()
     assert download(f"{server.url}/file.bin", tmp_path).read_bytes() == BODY
@@ -91,7 +91,7 @@ def test_a_killed_download_is_taken_up_by_the_next_start(server: LoopbackServer,
 def test_a_file_that_changed_meanwhile_is_begun_anew(server: LoopbackServer, site: Site, tmp_path: Path) -> None:
     server.faults += [Fault(kind="cut"), Fault(kind="refuse")]
     with pytest.raises(Transient):
-        download(f"{server.url}/file.bin", tmp_path, patience=0)
+        download(f"{server.url}/file.bin", tmp_path, retry_for_s=0)
     site.body, site.tag = BODY[::-1], '"v2"'
     assert download(f"{server.url}/file.bin", tmp_path).read_bytes() == BODY[::-1]
 
@@ -160,7 +160,7 @@ def test_nothing_there_and_nobody_there_are_told_apart(server: LoopbackServer, t
     with pytest.raises(NotThere, match="check the address"):
         download(f"{server.url}/nothing", tmp_path)
     with pytest.raises(Transient, match="the connection broke"):
-        download("http://127.0.0.1:9/file", tmp_path, patience=0)
+        download("http://127.0.0.1:9/file", tmp_path, retry_for_s=0)
 
 
 def packed(folder: Path, archive: Path, inside: str = "set/") -> bytes:
@@ -231,7 +231,7 @@ def test_known_data_sets_have_addresses_and_checksums_of_the_right_form() -> Non
             assert part.url.startswith(("http://", "https://"))
             assert part.md5 == "" or re.fullmatch(r"[0-9a-f]{32}", part.md5)
     with pytest.raises(BadInput, match="coco2014, coco2017"):
-        resolve.known("imagenet")
+        resolve.known_dataset("imagenet")
 
 
 def test_a_source_that_is_not_there_says_which_names_are_known(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from headway.core.errors import BadInput, NotThere  # noqa: E402
 from headway.data.dataset.rows import Rows  # noqa: E402
 from headway.data.loading.loader import PictureFeed, WeightedSource  # noqa: E402
-from headway.data.loading.prefetch import Buffers  # noqa: E402
+from headway.data.loading.prefetch import BufferPool  # noqa: E402
 from headway.data.loading.sampler import PaddingBatch  # noqa: E402
 from headway.data.loading.text import SentenceFeed  # noqa: E402
 from headway.data.loading.transforms import Augment  # noqa: E402
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = "".join(f"{side} " + "word " * (1 + (n * 7) % 23) + f"{n}\n" for n in range(200))
         layouts.put(lines / f"train.{side}", text)
         layouts.put(lines / f"val.{side}", text[:400])
-    prepare(str(lines), str(root / "text"), workers=1, wishes=PrepareOptions(bpe_size=300), max_bad=1)
+    prepare(str(lines), str(root / "text"), workers=1, options=PrepareOptions(bpe_size=300), max_bad=1)
     return root
 
 
@@ -141,7 +141,7 @@ def test_a_batch_depends_on_nothing_that_was_asked_before(made: Path) -> None:
 def test_resuming_anywhere_needs_no_replay(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batch from the middle reads its own rows and those ahead of it, none before it."""
     read: dict[int, set[int]] = {}
-    places = Rows.places
+    places = Rows.locate
 
     def watched(self: Rows, rows: Any) -> Any:
         read.setdefault(id(self), set()).update(rows.tolist())
@@ -252,11 +252,11 @@ def test_memory_is_used_again_but_only_once_nobody_looks_at_it(made: Path) -> No
     gc.collect()
     assert torch.equal(held, copy)
     assert torch.equal(part, part_copy)
-    assert feed._buffers.made <= 8
+    assert feed._buffers.allocated <= 8
 
 
 def test_a_slice_of_lent_memory_keeps_it_lent() -> None:
-    buffers = Buffers()
+    buffers = BufferPool()
     lent = buffers.lend((4, 5))
     window = lent[1:2][:, 2:]
     address = lent.ctypes.data
@@ -362,8 +362,8 @@ def test_asking_ahead_is_not_slower_than_asking(made: Path) -> None:
     """Batches that were begun ahead are handed over, not made again."""
     feed = feed_of(made, ahead=2)
     begun: list[Any] = []
-    begin = feed._ahead._begin
-    feed._ahead._begin = lambda key: begun.append(key) or begin(key)  # type: ignore[func-returns-value]
+    begin = feed._prefetcher._begin
+    feed._prefetcher._begin = lambda key: begun.append(key) or begin(key)  # type: ignore[func-returns-value]
     for step in range(4):
         feed.batch(0, step, 0, 1)
     time.sleep(0)

@@ -10,7 +10,7 @@ from headway.data.loading.sampler import SampleGroup, SampleOrder, balanced, quo
 
 
 def epoch_of(order: SampleOrder, epoch: int, seed: int = 1) -> list[int]:
-    return order.at(seed, epoch, np.arange(len(order))).tolist()
+    return order.rows_at(seed, epoch, np.arange(len(order))).tolist()
 
 
 @settings(max_examples=50, deadline=None)
@@ -51,9 +51,9 @@ def test_a_place_holds_the_same_row_whenever_it_is_asked_for() -> None:
     order = SampleOrder(
         [SampleGroup(range(50), 1.0), SampleGroup(range(50, 90), 3.0), SampleGroup(range(90, 91), 0.5)], 91
     )
-    whole = order.at(9, 4, np.arange(91))
+    whole = order.rows_at(9, 4, np.arange(91))
     for start in (0, 13, 60):
-        assert np.array_equal(order.at(9, 4, np.arange(start, start + 20)), whole[start : start + 20])
+        assert np.array_equal(order.rows_at(9, 4, np.arange(start, start + 20)), whole[start : start + 20])
 
 
 def test_sources_are_mixed_all_along_the_epoch() -> None:

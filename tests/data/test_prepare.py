@@ -20,10 +20,10 @@ from headway.core.errors import BadInput, DiskFull
 from headway.data.dataset.manifest import read_manifest
 from headway.data.dataset.shards import Shard
 from headway.data.prepare import pipeline as module
-from headway.data.prepare.executor import ClusterGone
+from headway.data.prepare.executor import ClusterLost
 from headway.data.prepare.images import Shape, decode
 from headway.data.prepare.pipeline import PrepareOptions, Summary, prepare
-from headway.data.prepare.quality import Threshold, TooMuchBad
+from headway.data.prepare.quality import Threshold, TooManyBadRows
 from headway.data.text import Rules, load_tokenizer
 from headway.storage import open_store
 from tests.data import layouts
@@ -194,7 +194,7 @@ def test_too_many_bad_rows_stop_it_with_reasons_and_a_report(tmp_path: Path) -> 
     source = layouts.class_folders(tmp_path / "in", splits=("train",), each=10)
     for path in sorted(source.rglob("*.jpg"))[:4]:
         path.write_bytes(b"junk")
-    with pytest.raises(TooMuchBad, match=r"4 of 30 rows are bad, more than the 1% allowed") as caught:
+    with pytest.raises(TooManyBadRows, match=r"4 of 30 rows are bad, more than the 1% allowed") as caught:
         here(source, tmp_path / "out")
     assert "4 × picture unreadable, such as train/class_0/0.jpg" in str(caught.value)
     assert len(lines_of(str(tmp_path / "out"))) == 4
@@ -239,7 +239,7 @@ def test_a_group_in_two_splits_is_kept_in_the_one_that_is_measured_on(tmp_path: 
     body = json.loads((source / "splits.json").read_text())
     body["train"].append(body["val"][0])
     (source / "splits.json").write_text(json.dumps(body))
-    with pytest.raises(TooMuchBad, match="group in two splits"):
+    with pytest.raises(TooManyBadRows, match="group in two splits"):
         here(source, tmp_path / "out")
     summary = here(source, tmp_path / "out", max_bad=1)
     assert summary.rows == {"train": 10, "val": 4}
@@ -386,7 +386,7 @@ def test_a_scheduler_that_dies_in_the_middle_is_a_clear_error_and_nothing_is_los
 
         while not workers_at(address):
             assert time.monotonic() < deadline
-        with pytest.raises(ClusterGone, match="start it again"):
+        with pytest.raises(ClusterLost, match="start it again"):
             prepare(str(source), str(tmp_path / "out"), size=32, dask=address, progress=strike)
     resumed = here(source, tmp_path / "out")
     assert resumed.kept > 0

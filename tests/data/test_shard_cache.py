@@ -13,7 +13,7 @@ import pytest
 
 from headway.core.errors import BadInput, NotThere, StoreError
 from headway.data.dataset.manifest import Manifest, ShardFile, read_manifest
-from headway.data.dataset.open import lies_on_a_share, open_rows, open_sources
+from headway.data.dataset.open import is_network_mount, open_rows, open_sources
 from headway.data.dataset.rows import Rows
 from headway.data.dataset.shards import ShardCache
 from headway.data.prepare.pipeline import prepare
@@ -72,14 +72,14 @@ def test_a_shard_is_fetched_once_and_then_read_here(made: Path, tmp_path: Path) 
     cache = ShardCache(tmp_path)
     for _ in range(3):
         for shard in shards:
-            assert cache.bring(shard, store).read_bytes() == (made / shard.key).read_bytes()
+            assert cache.fetch(shard, store).read_bytes() == (made / shard.key).read_bytes()
     assert sorted(store.reads) == sorted(shard.key for shard in shards)
 
 
 def test_many_threads_that_want_one_shard_fetch_it_once(made: Path, tmp_path: Path) -> None:
     _, shards, store = shards_of(made)
     caches = [ShardCache(tmp_path) for _ in range(6)]
-    threads = [threading.Thread(target=cache.bring, args=(shards[0], store)) for cache in caches]
+    threads = [threading.Thread(target=cache.fetch, args=(shards[0], store)) for cache in caches]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -91,9 +91,9 @@ def test_the_cache_stays_within_its_size_and_drops_what_was_used_longest_ago(mad
     _, shards, store = shards_of(made)
     cache = ShardCache(tmp_path, size=3 * max(shard.bytes for shard in shards))
     for number, shard in enumerate(shards[:3]):
-        os.utime(cache.bring(shard, store), (number, number))
-    cache.bring(shards[0], store)  # used again: the second is the oldest now
-    cache.bring(shards[3], store)
+        os.utime(cache.fetch(shard, store), (number, number))
+    cache.fetch(shards[0], store)  # used again: the second is the oldest now
+    cache.fetch(shards[3], store)
     here = {path.name for path in tmp_path.glob("*.arrow")}
     assert here == {cache.path(shards[number]).name for number in (0, 2, 3)}
     assert sum(path.stat().st_size for path in tmp_path.glob("*.arrow")) <= (cache.size or 0)
@@ -102,16 +102,16 @@ def test_the_cache_stays_within_its_size_and_drops_what_was_used_longest_ago(mad
 def test_a_shard_larger_than_the_cache_is_refused(made: Path, tmp_path: Path) -> None:
     _, shards, store = shards_of(made)
     with pytest.raises(BadInput, match=r"raise cache\.size"):
-        ShardCache(tmp_path, size=10).bring(shards[0], store)
+        ShardCache(tmp_path, size=10).fetch(shards[0], store)
 
 
 def test_what_arrives_damaged_is_fetched_again_and_twice_is_an_error(made: Path, tmp_path: Path) -> None:
     _, shards, store = shards_of(made)
     store.broken = 1
-    assert ShardCache(tmp_path).bring(shards[0], store).read_bytes() == (made / shards[0].key).read_bytes()
+    assert ShardCache(tmp_path).fetch(shards[0], store).read_bytes() == (made / shards[0].key).read_bytes()
     store.broken = 2
     with pytest.raises(StoreError, match="headway data verify"):
-        ShardCache(tmp_path).bring(shards[1], store)
+        ShardCache(tmp_path).fetch(shards[1], store)
     assert {path.suffix for path in tmp_path.iterdir()} == {".arrow", ".lock"}
 
 
@@ -128,7 +128,7 @@ def slow(store, key, path, **options):
     return fetch(store, key, path, **options)
 module.fetch_file = slow
 shard = read_manifest(sys.argv[1]).splits["train"][0]
-module.ShardCache(module.Path(sys.argv[2])).bring(shard, open_store(sys.argv[1]))
+module.ShardCache(module.Path(sys.argv[2])).fetch(shard, open_store(sys.argv[1]))
 """
 
 
@@ -142,7 +142,7 @@ def test_a_process_killed_while_fetching_leaves_nothing_that_misleads(made: Path
     process.kill()
     process.communicate()
     cache = ShardCache(tmp_path)
-    assert cache.bring(shards[0], store).read_bytes() == (made / shards[0].key).read_bytes()
+    assert cache.fetch(shards[0], store).read_bytes() == (made / shards[0].key).read_bytes()
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -151,7 +151,7 @@ def test_ranks_wait_for_the_one_that_fetches(made: Path, tmp_path: Path) -> None
     process = subprocess.Popen([sys.executable, "-c", SLOW, str(made), str(tmp_path), "0.3"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
-    ShardCache(tmp_path).bring(shards[0], store)
+    ShardCache(tmp_path).fetch(shards[0], store)
     assert store.reads == []
     process.communicate()
     assert process.returncode == 0
@@ -185,7 +185,7 @@ def test_a_shard_that_is_evicted_before_it_is_opened_is_fetched_again(made: Path
     cache, evictions = ShardCache(tmp_path), [2]
 
     def locate(shard: ShardFile) -> Path:
-        path = cache.bring(shard, store)
+        path = cache.fetch(shard, store)
         if evictions[0]:
             evictions[0] -= 1
             path.unlink()
@@ -212,4 +212,4 @@ def test_sources_of_a_job_are_opened_with_weight_split_limit_and_filter(made: Pa
 
 
 def test_this_disk_is_no_share(tmp_path: Path) -> None:
-    assert not lies_on_a_share(tmp_path)
+    assert not is_network_mount(tmp_path)

@@ -17,10 +17,10 @@ from headway.data.text import (
     BpeTokenizer,
     Rules,
     WordTokenizer,
-    caption_drop,
+    caption_exclusion,
     load_tokenizer,
     normalised,
-    pair_drop,
+    pair_exclusion,
     split_words,
 )
 
@@ -124,7 +124,7 @@ def test_normalising_twice_is_normalising_once(text: str) -> None:
     ],
 )
 def test_captions_are_dropped_with_a_reason(text: str, flag: str, reason: str | None) -> None:
-    drop = caption_drop(text, flag, Rules())
+    drop = caption_exclusion(text, flag, Rules())
     assert (drop.reason if drop else None) == reason
 
 
@@ -141,5 +141,5 @@ def test_captions_are_dropped_with_a_reason(text: str, flag: str, reason: str | 
     ],
 )
 def test_pairs_are_dropped_with_a_reason(source: str, target: str, reason: str | None) -> None:
-    drop = pair_drop(source, target, Rules())
+    drop = pair_exclusion(source, target, Rules())
     assert (drop.reason if drop else None) == reason

@@ -214,7 +214,7 @@ def test_over_any_number_of_epochs_no_row_of_a_pool_is_two_rounds_ahead_of_anoth
         [SampleGroup(range(int(a), int(a) + n), s) for a, (n, s) in zip(starts, pools, strict=False)], length
     )
     everywhere = np.arange(length)
-    epochs_rows = [order.at(seed, epoch, everywhere) for epoch in range(epochs)]
+    epochs_rows = [order.rows_at(seed, epoch, everywhere) for epoch in range(epochs)]
     counts = Counter(int(row) for rows in epochs_rows for row in rows)
     wanted = quotas([share for _, share in pools], length)
     for start, (size, _), quota in zip(starts, pools, wanted, strict=False):
@@ -222,7 +222,7 @@ def test_over_any_number_of_epochs_no_row_of_a_pool_is_two_rounds_ahead_of_anoth
         assert sum(of_pool) == quota * epochs or len(pools) == 1
         assert max(of_pool) - min(of_pool) <= 1
     some = everywhere[:: max(1, length // 7)]
-    assert np.array_equal(order.at(seed, 0, some), epochs_rows[0][some])
+    assert np.array_equal(order.rows_at(seed, 0, some), epochs_rows[0][some])
 
 
 # -- histories --------------------------------------------------------------------------------------------------------

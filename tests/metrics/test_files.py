@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
 from headway.metrics import captions
-from headway.metrics.files import read_pair, score_captions
+from headway.metrics.files import read_caption_files, score_captions
 from tests.metrics.public_data import COCO, coco, needs_coco
 
 DOG = {"image_id": 1, "caption": "A dog runs."}
@@ -227,5 +227,5 @@ def test_public_results_are_scored_where_they_meet_the_annotations() -> None:
 
 def test_the_order_of_the_results_is_kept(files: Files) -> None:
     files.score([CAT, DOG])
-    pair = read_pair(files.results, files.references, tokenized=False, allow_missing=False, allow_empty=False)
+    pair = read_caption_files(files.results, files.references, tokenized=False, allow_missing=False, allow_empty=False)
     assert pair.pictures == [2, 1]

@@ -236,7 +236,7 @@ def _prepare_data(data: str, root: str | None, split: str, config: Any, folder: 
     (folder / "source" / "splits.json").write_text(json.dumps({split: rows}))
     to = str(folder / "shards")
     side = int(getattr(config, "side", 224))
-    prepare(str(folder / "source"), to, size=side, encoding="raw", workers=1, wishes=PrepareOptions(fit="squash"))
+    prepare(str(folder / "source"), to, size=side, encoding="raw", workers=1, options=PrepareOptions(fit="squash"))
     return to
 
 

@@ -34,7 +34,7 @@ class SamePadConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         size, step = self.kernel_size[0], self.stride[0]
-        down, across = (_missing(int(length), size, step) for length in x.shape[2:])
+        down, across = (_same_padding(int(length), size, step) for length in x.shape[2:])
         if down == across and down % 2 == 0:
             return functional.conv2d(x, self.weight, self.bias, self.stride, down // 2, 1, self.groups)
         if self.wide is not None and down == across:
@@ -51,24 +51,24 @@ class SamePadConv(nn.Conv2d):
             self.wide = functional.pad(self.weight.detach(), [1, 0, 1, 0])
 
 
-def _missing(length: int, size: int, step: int) -> int:
+def _same_padding(length: int, size: int, step: int) -> int:
     return max(0, (-(-length // step) - 1) * step + size - length)
 
 
 class Block(nn.Module):
     """Inverted residual block: expand, depthwise convolution, project; with a skip connection if the shape is kept."""
 
-    def __init__(self, given: int, out: int, size: int, stride: int, expansion: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, size: int, stride: int, expansion: int) -> None:
         super().__init__()
-        wide = given * expansion
-        self.widens, self.stays = expansion > 1, stride == 1 and given == out
+        wide = in_channels * expansion
+        self.widens, self.stays = expansion > 1, stride == 1 and in_channels == out_channels
         if self.widens:
-            self._expand_conv = nn.Conv2d(given, wide, 1, bias=False)
+            self._expand_conv = nn.Conv2d(in_channels, wide, 1, bias=False)
             self._bn0 = _norm(wide)
         self._depthwise_conv = SamePadConv(wide, wide, size, stride, groups=wide, bias=False)
         self._bn1 = _norm(wide)
-        self._project_conv = nn.Conv2d(wide, out, 1, bias=False)
-        self._bn2 = _norm(out)
+        self._project_conv = nn.Conv2d(wide, out_channels, 1, bias=False)
+        self._bn2 = _norm(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = functional.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
@@ -91,13 +91,13 @@ class EfficientNetLite0(Encoder):
         super().__init__()
         self._conv_stem = SamePadConv(channels_in, _STEM, 3, 2, bias=False)
         self._bn0 = _norm(_STEM)
-        given, blocks = _STEM, []
+        in_channels, blocks = _STEM, []
         for count, size, stride, expansion, out in _STAGES:
             for n in range(count):
-                blocks.append(Block(given, out, size, stride if n == 0 else 1, expansion))
-                given = out
+                blocks.append(Block(in_channels, out, size, stride if n == 0 else 1, expansion))
+                in_channels = out
         self._blocks = nn.ModuleList(blocks)
-        self._conv_head = nn.Conv2d(given, _HEAD, 1, bias=False)
+        self._conv_head = nn.Conv2d(in_channels, _HEAD, 1, bias=False)
         self._bn1 = _norm(_HEAD)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

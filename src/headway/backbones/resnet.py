@@ -23,13 +23,13 @@ class BasicBlock(nn.Module):
 
     expansion: Final = 1
 
-    def __init__(self, given: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(given, width, 3, stride, 1, bias=False)
+        self.conv1 = nn.Conv2d(in_channels, width, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _short_cut(given, width, stride)
+        self.downsample = _downsample(in_channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu(self.bn1(self.conv1(x)))
@@ -41,15 +41,15 @@ class Bottleneck(nn.Module):
 
     expansion: Final = 4
 
-    def __init__(self, given: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(given, width, 1, bias=False)
+        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(4 * width)
-        self.downsample = _short_cut(given, 4 * width, stride)
+        self.downsample = _downsample(in_channels, 4 * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu(self.bn1(self.conv1(x)))
@@ -57,10 +57,10 @@ class Bottleneck(nn.Module):
         return torch.relu(self.bn3(self.conv3(out)) + (x if self.downsample is None else self.downsample(x)))
 
 
-def _short_cut(given: int, out: int, stride: int) -> nn.Sequential | None:
-    if given == out and stride == 1:
+def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+    if in_channels == out_channels and stride == 1:
         return None
-    return nn.Sequential(nn.Conv2d(given, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+    return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
 
 
 class ResNet(Encoder):
@@ -74,15 +74,15 @@ class ResNet(Encoder):
         self.conv1 = nn.Conv2d(channels_in, width, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        given = width
+        in_channels = width
         for number, count in enumerate(_LAYERS[name], start=1):
             blocks: list[nn.Module] = []
             wide = width * 2 ** (number - 1)
             for n in range(count):
-                blocks.append(block(given, wide, stride=2 if n == 0 and number > 1 else 1))
-                given = wide * block.expansion
+                blocks.append(block(in_channels, wide, stride=2 if n == 0 and number > 1 else 1))
+                in_channels = wide * block.expansion
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
-        self.channels = given
+        self.channels = in_channels
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

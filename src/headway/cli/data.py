@@ -87,7 +87,7 @@ def _prepare(args: argparse.Namespace) -> int:
             workers=args.workers,
             dask=args.dask,
             max_bad=args.max_bad,
-            wishes=options,
+            options=options,
             overwrite=args.overwrite,
             login=login,
             progress=progress,
@@ -225,9 +225,9 @@ def _verify(args: argparse.Namespace) -> int:
         found = verify(args.dest, progress=progress)
     if args.json:
         damage = [{"key": each.key, "what": each.what} for each in found.damage]
-        print(as_json({"whole": found.whole, "files": found.files, "bytes": found.bytes, "damage": damage}))
+        print(as_json({"whole": found.intact, "files": found.files, "bytes": found.bytes, "damage": damage}))
     else:
         for each in found.damage:
             print(f"{each.key}: {each.what}")
-        print(f"{found.files} files, {size(found.bytes)}: {'whole' if found.whole else 'DAMAGED'}")
-    return FINISHED if found.whole else FAILED
+        print(f"{found.files} files, {size(found.bytes)}: {'whole' if found.intact else 'DAMAGED'}")
+    return FINISHED if found.intact else FAILED

@@ -48,7 +48,7 @@ def words(text: str) -> list[str]:
     return [word for word in text.split() if _WORD_MARKS.search(word)]
 
 
-def caption_drop(text: str, flag: str, rules: Rules) -> Exclusion | None:
+def caption_exclusion(text: str, flag: str, rules: Rules) -> Exclusion | None:
     """Return why this caption (already normalised) is excluded, or None to keep it."""
     if not is_unicode(text):
         return Exclusion("not UTF-8", repr(text)[:80], fault=True)
@@ -66,7 +66,7 @@ def caption_drop(text: str, flag: str, rules: Rules) -> Exclusion | None:
     return None
 
 
-def pair_drop(source: str, target: str, rules: Rules) -> Exclusion | None:
+def pair_exclusion(source: str, target: str, rules: Rules) -> Exclusion | None:
     """Return why this sentence pair is excluded, or None to keep it."""
     if not is_unicode(source) or not is_unicode(target):
         return Exclusion("not UTF-8", fault=True)
@@ -136,7 +136,7 @@ class WordTokenizer:
         return [self._ids.get(word, UNKNOWN) for word in split_words(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return " ".join(self.words[number] for number in _said(ids))
+        return " ".join(self.words[number] for number in _content_ids(ids))
 
     def to_json(self) -> str:
         return json.dumps({"tokenizer": "words", "words": self.words[len(SPECIAL) :]}, ensure_ascii=False) + "\n"
@@ -177,7 +177,7 @@ class BpeTokenizer:
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return str(self._fast.decode(list(_said(ids)), skip_special_tokens=False)).removeprefix(" ")
+        return str(self._fast.decode(list(_content_ids(ids)), skip_special_tokens=False)).removeprefix(" ")
 
     def to_json(self) -> str:
         return json.dumps({"tokenizer": "bpe", "rules": json.loads(self._fast.to_str())}, ensure_ascii=False) + "\n"
@@ -186,7 +186,7 @@ class BpeTokenizer:
         return int(self._fast.get_vocab_size())
 
 
-def _said(ids: Iterable[int]) -> Iterator[int]:
+def _content_ids(ids: Iterable[int]) -> Iterator[int]:
     for number in ids:
         if number == END:
             return

@@ -115,7 +115,7 @@ def closest_lengths(lengths: Ints, theirs: Ints, sizes: Ints) -> Ints:
 # Fast path for BLEU alone
 
 
-def bleu_counts_alone(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> BleuCounts:
+def fast_bleu_counts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> BleuCounts:
     """Return the counts of one tokenised hypothesis per picture against that picture's references.
 
     Equal to those of `bleu_counts`, without an index of the references. Follows only those n-grams of the references

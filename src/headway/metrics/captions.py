@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import BadInput, HeadwayError, install_command
-from headway.metrics.bleu import BleuCounts, bleu_counts, bleu_counts_alone
+from headway.metrics.bleu import BleuCounts, bleu_counts, fast_bleu_counts
 from headway.metrics.ngrams import ORDERS, Floats, Hypotheses, Ints, NgramCells, NgramCounts, References
 from headway.metrics.ptb_tokenizer import NO_BREAK, tokenize_all
 
@@ -209,8 +209,10 @@ def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tu
     if reason := why_not():
         raise BadInput(f"METEOR cannot be computed: {reason}")
     with _Meteor() as process:
-        statistics = [process.ask("SCORE", *theirs, mine) for mine, theirs in zip(hypotheses, references, strict=True)]
-        each = [float(process.ask("EVAL", *statistics))] + [float(process.line()) for _ in statistics]
+        statistics = [
+            process.evaluate("SCORE", *theirs, mine) for mine, theirs in zip(hypotheses, references, strict=True)
+        ]
+        each = [float(process.evaluate("EVAL", *statistics))] + [float(process.line()) for _ in statistics]
     return each.pop(), each
 
 
@@ -238,7 +240,7 @@ class _Meteor:
         )
         return self
 
-    def ask(self, *fields: str) -> str:
+    def evaluate(self, *fields: str) -> str:
         assert self._process.stdin is not None
         # The bar inside a caption would start a new field, a double blank an empty word.
         clean = (" ".join(field.replace(_BAR, "").split()) for field in fields)
@@ -251,16 +253,16 @@ class _Meteor:
 
     def line(self) -> str:
         assert self._process.stdout is not None
-        answer = self._process.stdout.readline()
-        if not answer.endswith("\n"):
+        reply = self._process.stdout.readline()
+        if not reply.endswith("\n"):
             self._process.wait()
             self._errors.seek(0)
-            said = self._errors.read().strip().splitlines()[-3:]
+            errors = " / ".join(self._errors.read().strip().splitlines()[-3:]) or "no message"
             raise HeadwayError(
-                f"METEOR's Java program ended with code {self._process.returncode}: {' / '.join(said) or 'no message'}",
+                f"METEOR's Java program ended with code {self._process.returncode}: {errors}",
                 fix="java -version   # METEOR 1.5 needs Java 8 or newer and 2 GB of memory",
             )
-        return answer.strip()
+        return reply.strip()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -412,7 +414,7 @@ class CaptionScorer:
         Raises:
             BadInput: If their number is not that of the pictures.
         """
-        _refuse_text("hypotheses", hypotheses)
+        _reject_plain_string("hypotheses", hypotheses)
         captions = self.tokens(hypotheses)
         read = self.references.read(captions)
         counts = bleu_counts(self.references, read)
@@ -495,8 +497,8 @@ def bleu(
         >>> round(bleu(["a dog runs"], [["a dog is running", "the dog runs"]])["bleu_2"], 3)
         1.0
     """
-    _refuse_text("hypotheses", hypotheses)
-    counts = bleu_counts_alone(_tokens(hypotheses, tokenized), _groups(references, tokenized))
+    _reject_plain_string("hypotheses", hypotheses)
+    counts = fast_bleu_counts(_tokens(hypotheses, tokenized), _groups(references, tokenized))
     return dict(zip(BLEU, counts.corpus().tolist(), strict=True))
 
 
@@ -525,9 +527,9 @@ def score_each(
 
 
 def _groups(references: Sequence[Sequence[str]], tokenized: bool) -> list[list[str]]:
-    _refuse_text("references", references)
+    _reject_plain_string("references", references)
     for group in references:
-        _refuse_text("the references of a picture", group)
+        _reject_plain_string("the references of a picture", group)
     if not references:
         raise BadInput("there are no references to score against")
     return [_tokens(group, tokenized) for group in references]
@@ -544,6 +546,6 @@ def _single_blanks(caption: str) -> str:
     return " ".join(caption.split())
 
 
-def _refuse_text(what: str, given: object) -> None:
+def _reject_plain_string(what: str, given: object) -> None:
     if isinstance(given, str):
         raise BadInput(f"{what} must be a list of captions, not one text", fix=f"[{given[:30]!r}]")

@@ -35,29 +35,29 @@ class EvalSet:
     notes: list[str] = field(default_factory=list)  # what was excluded because an option allowed it
 
 
-def read_pair(
+def read_caption_files(
     results_path: Path, references_path: Path, *, tokenized: bool, allow_missing: bool, allow_empty: bool
 ) -> EvalSet:
     """Read both files. One BadInput lists all problems of both.
 
     `allow_missing` scores the pictures that are in both; `allow_empty` keeps empty results and drops empty references.
     """
-    findings, notes = InputProblems(), list[str]()
-    results = _read_results(results_path, findings)
-    references = _read_references(references_path, findings)
-    silent = [picture for picture, caption in results.items() if not _has_words(caption, tokenized)]
-    notes += _refuse_or_note(
-        findings, allow_empty, results_path, _EMPTY, silent, "--allow-empty scores them as they are"
+    problems, notes = InputProblems(), list[str]()
+    results = _read_results(results_path, problems)
+    references = _read_references(references_path, problems)
+    without_caption = [picture for picture, caption in results.items() if not _has_words(caption, tokenized)]
+    notes += _reject_or_note(
+        problems, allow_empty, results_path, _EMPTY, without_caption, "--allow-empty scores them as they are"
     )
-    empty = _take_empty(references, tokenized)
-    notes += _refuse_or_note(findings, allow_empty, references_path, _EMPTY, empty, "--allow-empty leaves them out")
+    empty = _remove_empty(references, tokenized)
+    notes += _reject_or_note(problems, allow_empty, references_path, _EMPTY, empty, "--allow-empty leaves them out")
     both = "--allow-missing scores the pictures that are in both files"
     for path, missing in (
         (results_path, _only_in(results, references, "references")),
         (references_path, _only_in(references, results, "a result")),
     ):
-        notes += _refuse_or_note(findings, allow_missing, path, *missing, both)
-    findings.refuse()
+        notes += _reject_or_note(problems, allow_missing, path, *missing, both)
+    problems.raise_if_any()
     pictures = [picture for picture in results if picture in references]
     if not pictures:
         raise BadInput(f"no picture has both a result in {results_path} and references in {references_path}")
@@ -67,14 +67,14 @@ def read_pair(
 _EMPTY = "captions without a word, of pictures"
 
 
-def _refuse_or_note(
-    findings: InputProblems, allowed: bool, path: Path, what: str, culprits: Collection[PictureId], fix: str
+def _reject_or_note(
+    problems: InputProblems, allowed: bool, path: Path, what: str, culprits: Collection[PictureId], fix: str
 ) -> list[str]:
     if allowed:
         done = fix.partition(" ")[2]  # the second half of the hint: what the option does
         return [f"{path.name}: {len(culprits):,} {what.removesuffix(', of pictures')}; {done}"] if culprits else []
     for culprit in culprits:
-        findings.add(path, what, culprit, fix=fix)
+        problems.add(path, what, culprit, fix=fix)
     return []
 
 
@@ -86,7 +86,7 @@ def _only_in(here: Collection[PictureId], there: Collection[PictureId], wanted: 
     return what, alone
 
 
-def _take_empty(references: dict[PictureId, list[str]], tokenized: bool) -> list[PictureId]:
+def _remove_empty(references: dict[PictureId, list[str]], tokenized: bool) -> list[PictureId]:
     """Remove references without words, and pictures left without any. Return their picture ids."""
     empty = []
     for picture, captions in list(references.items()):
@@ -102,47 +102,47 @@ def _has_words(caption: str, tokenized: bool) -> bool:
     return bool(caption.split() if tokenized else tokenize(caption))
 
 
-def _read_results(path: Path, findings: InputProblems) -> dict[PictureId, str]:
+def _read_results(path: Path, problems: InputProblems) -> dict[PictureId, str]:
     entries = parse_json(read_text(path), path)
     if not isinstance(entries, list):
         raise BadInput(f"results must be a list, not {kind(entries)}", where=str(path), fix=_RESULTS)
     results: dict[PictureId, str] = {}
-    for picture, caption in _captions(entries, path, "results", findings):
+    for picture, caption in _captions(entries, path, "results", problems):
         if picture in results:
-            findings.add(path, "results for a picture that has one already", picture)
+            problems.add(path, "results for a picture that has one already", picture)
         results.setdefault(picture, caption)
     return results
 
 
-def _read_references(path: Path, findings: InputProblems) -> dict[PictureId, list[str]]:
+def _read_references(path: Path, problems: InputProblems) -> dict[PictureId, list[str]]:
     raw = parse_json(read_text(path), path)
     entries = raw.get("annotations") if isinstance(raw, Mapping) else raw
     if not isinstance(entries, list):
         found = 'an object without a list "annotations"' if isinstance(raw, Mapping) else kind(raw)
         raise BadInput(f"references must be COCO annotations, not {found}", where=str(path), fix=_ANNOTATIONS)
     for twice in _repeated(entry.get("id") for entry in entries if isinstance(entry, Mapping)):
-        findings.add(path, "annotations with an id used before", twice)
+        problems.add(path, "annotations with an id used before", twice)
     references: dict[PictureId, list[str]] = {}
-    for picture, caption in _captions(entries, path, "annotations", findings):
+    for picture, caption in _captions(entries, path, "annotations", problems):
         references.setdefault(picture, []).append(caption)
     return references
 
 
-def _captions(entries: list[Any], path: Path, noun: str, findings: InputProblems) -> Iterator[tuple[PictureId, str]]:
-    """Yield every well-formed picture and caption; record the others in `findings`."""
+def _captions(entries: list[Any], path: Path, noun: str, problems: InputProblems) -> Iterator[tuple[PictureId, str]]:
+    """Yield every well-formed picture and caption; record the others in `problems`."""
     for number, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
-            findings.add(path, f"{noun} that are no objects", f"number {number} is {kind(entry)}")
+            problems.add(path, f"{noun} that are no objects", f"number {number} is {kind(entry)}")
             continue
         missing = [key for key in ("image_id", "caption") if key not in entry]
         if missing:
-            findings.add(path, f"{noun} without {' and '.join(missing)}", f"number {number}")
+            problems.add(path, f"{noun} without {' and '.join(missing)}", f"number {number}")
             continue
         picture, caption = entry["image_id"], entry["caption"]
         if isinstance(picture, bool) or not isinstance(picture, (int, str)):
-            findings.add(path, f"{noun} whose image_id is no whole number or text", f"number {number}: {kind(picture)}")
+            problems.add(path, f"{noun} whose image_id is no whole number or text", f"number {number}: {kind(picture)}")
         elif not isinstance(caption, str):
-            findings.add(path, f"{noun} whose caption is no text", f"picture {short(picture)}: {kind(caption)}")
+            problems.add(path, f"{noun} whose caption is no text", f"picture {short(picture)}: {kind(caption)}")
         else:
             yield picture, caption
 
@@ -178,26 +178,26 @@ class Predictions:
     notes: list[str]
 
 
-def read_judged(predictions: Path, labels: Path | None = None, *, allow_missing: bool = False) -> Predictions:
+def read_predictions(predictions: Path, labels: Path | None = None, *, allow_missing: bool = False) -> Predictions:
     """Read samples with label and prediction, from one file with both or from two paired by id (or by order)."""
-    findings, notes = InputProblems(), list[str]()
+    problems, notes = InputProblems(), list[str]()
     guesses = read_rows(predictions)
     if labels is None:
         pairs = [(row, row) for row in guesses]
         label_path = predictions
     else:
-        pairs, notes = _pair(guesses, read_rows(labels), (predictions, labels), findings, allow_missing)
+        pairs, notes = _pair(guesses, read_rows(labels), (predictions, labels), problems, allow_missing)
         label_path = labels
     if not pairs:
-        findings.refuse()
+        problems.raise_if_any()
         raise BadInput("there are no samples to score", where=str(predictions))
     label_key = _column(pairs[0][1], _LABELS, "true", label_path)
     guess_key = _column(pairs[0][0], _PREDICTIONS, "predicted", predictions, alone=labels is not None)
-    truth = [_value(row, label_key, label_path, number, findings) for number, (_, row) in enumerate(pairs, 1)]
-    guess = [_value(row, guess_key, predictions, number, findings) for number, (row, _) in enumerate(pairs, 1)]
+    truth = [_value(row, label_key, label_path, number, problems) for number, (_, row) in enumerate(pairs, 1)]
+    guess = [_value(row, guess_key, predictions, number, problems) for number, (row, _) in enumerate(pairs, 1)]
     columns = _probability_columns(pairs[0][0])
-    probabilities = _probabilities([row for row, _ in pairs], columns, predictions, findings)
-    findings.refuse()
+    probabilities = _probabilities([row for row, _ in pairs], columns, predictions, problems)
+    problems.raise_if_any()
     return Predictions(truth, guess, probabilities, list(columns.values()) or None, notes)
 
 
@@ -216,11 +216,11 @@ def read_rows(path: Path) -> list[Row]:
 def _objects(rows: object, path: Path) -> list[Row]:
     if not isinstance(rows, list):
         raise BadInput(f"rows must be a list of objects, not {kind(rows)}", where=str(path))
-    findings = InputProblems()
+    problems = InputProblems()
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            findings.add(path, "rows that are no objects", f"number {number} is {kind(row)}")
-    findings.refuse()
+            problems.add(path, "rows that are no objects", f"number {number} is {kind(row)}")
+    problems.raise_if_any()
     return rows
 
 
@@ -232,13 +232,13 @@ def _csv(text: str, path: Path) -> list[Row]:
     rows = [row for row in rows if row]
     if not rows:
         raise BadInput("the file is empty", where=str(path))
-    header, findings = [name.strip() for name in rows[0]], InputProblems()
+    header, problems = [name.strip() for name in rows[0]], InputProblems()
     if len(set(header)) != len(header):
         raise BadInput("two columns have the same name", where=f"{path}:1")
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
-            findings.add(path, f"rows without exactly {len(header)} columns", f"row {number} has {len(row)}")
-    findings.refuse()
+            problems.add(path, f"rows without exactly {len(header)} columns", f"row {number} has {len(row)}")
+    problems.raise_if_any()
     return [dict(zip(header, row, strict=True)) for row in rows[1:]]
 
 
@@ -246,7 +246,7 @@ def _pair(
     guesses: Sequence[Row],
     truths: Sequence[Row],
     paths: tuple[Path, Path],
-    findings: InputProblems,
+    problems: InputProblems,
     allow_missing: bool,
 ) -> tuple[list[tuple[Row, Row]], list[str]]:
     key = next((name for name in _IDS if guesses and truths and name in guesses[0] and name in truths[0]), None)
@@ -257,7 +257,7 @@ def _pair(
                 fix=f"give both files a column {_IDS[0]!r}, so that they can be paired",
             )
         return list(zip(guesses, truths, strict=True)), []
-    mine, theirs = _by_id(guesses, key, paths[0], findings), _by_id(truths, key, paths[1], findings)
+    mine, theirs = _by_id(guesses, key, paths[0], problems), _by_id(truths, key, paths[1], problems)
     notes = []
     for path, here, there, what in (
         (paths[0], mine, theirs, "predictions without a label"),
@@ -268,19 +268,19 @@ def _pair(
             notes.append(f"{path.name}: {len(alone):,} {what} were left out")
         elif alone:
             for one in alone:
-                findings.add(path, what, one, fix="--allow-missing scores the samples that are in both files")
+                problems.add(path, what, one, fix="--allow-missing scores the samples that are in both files")
     return [(row, theirs[one]) for one, row in mine.items() if one in theirs], notes
 
 
-def _by_id(rows: Sequence[Row], key: str, path: Path, findings: InputProblems) -> dict[str, Row]:
+def _by_id(rows: Sequence[Row], key: str, path: Path, problems: InputProblems) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for number, row in enumerate(rows, 1):
         if key not in row:
-            findings.add(path, f"rows without {key}", f"row {number}")
+            problems.add(path, f"rows without {key}", f"row {number}")
             continue
         one = str(row[key])
         if one in found:
-            findings.add(path, f"rows whose {key} was used before", one)
+            problems.add(path, f"rows whose {key} was used before", one)
         found.setdefault(one, row)
     return found
 
@@ -298,18 +298,18 @@ def _column(row: Row, names: Sequence[str], what: str, path: Path, *, alone: boo
     )
 
 
-def _value(row: Row, key: str, path: Path, number: int, findings: InputProblems) -> Any:
+def _value(row: Row, key: str, path: Path, number: int, problems: InputProblems) -> Any:
     value = row.get(key)
     if isinstance(value, str):
         value = value.strip()
     if value is None or value == "" or isinstance(value, (bool, list, dict)):
-        findings.add(path, f"rows without a usable {key}", f"row {number}")
+        problems.add(path, f"rows without a usable {key}", f"row {number}")
         return None
     return value
 
 
 def _probabilities(
-    rows: Sequence[Row], columns: Mapping[str, int], path: Path, findings: InputProblems
+    rows: Sequence[Row], columns: Mapping[str, int], path: Path, problems: InputProblems
 ) -> list[list[float]] | None:
     if not columns and _PROBABILITIES not in rows[0]:
         return None
@@ -319,10 +319,10 @@ def _probabilities(
         try:
             found.append([float(value) for value in given or ()])
         except (TypeError, ValueError):
-            findings.add(path, "rows whose probabilities are no numbers", f"row {number}")
+            problems.add(path, "rows whose probabilities are no numbers", f"row {number}")
     for number, values in enumerate(found, 1):
         if len(values) != len(found[0]):
-            findings.add(path, f"rows without {len(found[0])} probabilities like the first", f"row {number}")
+            problems.add(path, f"rows without {len(found[0])} probabilities like the first", f"row {number}")
     return found
 
 
@@ -375,7 +375,7 @@ def score_captions(
         >>> scores["pictures"], scores["rouge_l"]
         (1, 1.0)
     """
-    pair = read_pair(
+    pair = read_caption_files(
         Path(results), Path(references), tokenized=tokenized, allow_missing=allow_missing, allow_empty=allow_empty
     )
     scorer = CaptionScorer(pair.references, tokenized=tokenized)
@@ -424,12 +424,12 @@ def score_ordinal(
         >>> round(score_ordinal("grades.csv")["mae"], 3)
         0.333
     """
-    judged = read_judged(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
-    truth, guess = _whole_numbers(judged, Path(predictions), Path(labels or predictions))
-    if grades is None and judged.probabilities:
-        grades = judged.columns or _numbered(len(judged.probabilities[0]), [*truth, *guess])
-    report = ordinal.score(truth, guess, judged.probabilities, grades=grades)
-    return {**report, "notes": judged.notes + report["notes"]}
+    pairs = read_predictions(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
+    truth, guess = _integer_columns(pairs, Path(predictions), Path(labels or predictions))
+    if grades is None and pairs.probabilities:
+        grades = pairs.columns or _numbered(len(pairs.probabilities[0]), [*truth, *guess])
+    report = ordinal.score(truth, guess, pairs.probabilities, grades=grades)
+    return {**report, "notes": pairs.notes + report["notes"]}
 
 
 def score_classification(
@@ -462,20 +462,20 @@ def score_classification(
         >>> score_classification("classes.csv")["accuracy"]
         0.5
     """
-    judged = read_judged(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
-    if judged.probabilities:
-        numbers = _whole_numbers(judged, Path(predictions), Path(labels or predictions))
+    pairs = read_predictions(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
+    if pairs.probabilities:
+        numbers = _integer_columns(pairs, Path(predictions), Path(labels or predictions))
         truth, guess = list(map(str, numbers[0])), list(map(str, numbers[1]))
-        classes = list(map(str, judged.columns or _numbered(len(judged.probabilities[0]), [*numbers[0], *numbers[1]])))
+        classes = list(map(str, pairs.columns or _numbered(len(pairs.probabilities[0]), [*numbers[0], *numbers[1]])))
     else:
-        truth, guess = list(map(str, judged.labels)), list(map(str, judged.predictions))
+        truth, guess = list(map(str, pairs.labels)), list(map(str, pairs.predictions))
         classes = sorted({*truth, *guess}, key=_natural)
     place = {name: number for number, name in enumerate(classes)}
     if strange := [name for name in truth + guess if name not in place]:
         raise BadInput(f"class {strange[0]} has no probability", where=str(predictions))
     rows = [place[name] for name in truth], [place[name] for name in guess]
-    report = classification.score(*rows, judged.probabilities, classes=classes, top=top)
-    return {**report, "notes": judged.notes + report["notes"]}
+    report = classification.score(*rows, pairs.probabilities, classes=classes, top=top)
+    return {**report, "notes": pairs.notes + report["notes"]}
 
 
 def score_translation(
@@ -513,7 +513,7 @@ def score_translation(
     if not paths:
         raise BadInput("there is no file of references")
     mine, theirs = _lines(Path(hypotheses)), [_lines(Path(path)) for path in paths]
-    findings, fix = InputProblems(), "--allow-empty scores them as they are"
+    problems, fix = InputProblems(), "--allow-empty scores them as they are"
     for path, lines in zip(paths, theirs, strict=True):
         if len(lines) != len(mine):
             raise BadInput(f"{len(lines):,} lines, but {hypotheses} has {len(mine):,}", where=str(path))
@@ -522,9 +522,9 @@ def score_translation(
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 empty += 1
-                findings.add(Path(path), "empty lines", f"line {number}", fix=fix)
+                problems.add(Path(path), "empty lines", f"line {number}", fix=fix)
     if not allow_empty:
-        findings.refuse()
+        problems.raise_if_any()
     report = translation.score(mine, theirs, tokenizer=tokenizer, lowercase=lowercase)
     return {**report, "notes": [f"{empty:,} empty lines were scored as they are"] if empty else []}
 
@@ -535,22 +535,22 @@ def _lines(path: Path) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def _whole_numbers(judged: Predictions, predictions: Path, labels: Path) -> tuple[list[int], list[int]]:
-    findings, columns = InputProblems(), []
-    for path, what, values in ((labels, "labels", judged.labels), (predictions, "predictions", judged.predictions)):
+def _integer_columns(pairs: Predictions, predictions: Path, labels: Path) -> tuple[list[int], list[int]]:
+    problems, columns = InputProblems(), []
+    for path, what, values in ((labels, "labels", pairs.labels), (predictions, "predictions", pairs.predictions)):
         column = []
         for number, value in enumerate(values, 1):
-            whole = _whole(value)
+            whole = _to_integer(value)
             if whole is None:
-                findings.add(path, f"{what} that are no whole numbers", f"row {number}: {value}")
+                problems.add(path, f"{what} that are no whole numbers", f"row {number}: {value}")
             else:
                 column.append(whole)
         columns.append(column)
-    findings.refuse()
+    problems.raise_if_any()
     return columns[0], columns[1]
 
 
-def _whole(value: object) -> int | None:
+def _to_integer(value: object) -> int | None:
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -252,7 +252,7 @@ class InputProblems:
         """Record a problem. `what` describes all culprits of its kind, for example "captions that are empty"."""
         self._kinds.setdefault((str(where), what, fix), []).append(short(culprit))
 
-    def refuse(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise BadInput with all recorded problems, if there are any."""
         problems = [
             Problem(what=f"{len(culprits):,} {what}: {_listed(culprits)}", where=where, fix=fix)

@@ -25,7 +25,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("pairs")
     cards.write_pairs(folder / "cards", {"train": 20, "val": 6, "test": 6})
     wishes = PrepareOptions(fit="squash")
-    prepare(str(folder / "cards"), str(folder / "shards"), size=128, encoding="raw", workers=1, wishes=wishes)
+    prepare(str(folder / "cards"), str(folder / "shards"), size=128, encoding="raw", workers=1, options=wishes)
     return str(folder / "shards")
 
 
@@ -84,7 +84,7 @@ def test_what_is_known_of_some_cards_only_is_learnt_from_those(tmp_path: Path) -
     rows[1]["edge"] = {"front": 0.5}
     (tmp_path / "cards" / "splits.json").write_text(json.dumps(splits))
     wishes = PrepareOptions(fit="squash")
-    prepare(str(tmp_path / "cards"), str(tmp_path / "shards"), size=96, encoding="raw", workers=1, wishes=wishes)
+    prepare(str(tmp_path / "cards"), str(tmp_path / "shards"), size=96, encoding="raw", workers=1, options=wishes)
     graded = load(grading_config(), Data(train=(Source(source=str(tmp_path / "shards")),)), "train")
     batch = graded.feed(grading_config(), training=False, seed=0).batch(0, 0, 0, 1)
     known = ~batch["targets"].isnan()

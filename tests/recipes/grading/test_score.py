@@ -72,7 +72,7 @@ def test_prepared_data_and_a_splits_json_score_alike(run: Path, pairs: Path, tmp
     told = evaluate(str(run), data=str(pairs / "splits.json"))
     assert told["count"] == 24
     wishes = PrepareOptions(fit="squash")
-    prepare(str(pairs), str(tmp_path / "shards"), size=96, encoding="raw", workers=1, wishes=wishes)
+    prepare(str(pairs), str(tmp_path / "shards"), size=96, encoding="raw", workers=1, options=wishes)
     again = evaluate(str(run), data=str(tmp_path / "shards"))
     assert again["metrics"] == told["metrics"]
 

@@ -28,7 +28,7 @@ def write_texts(folder: Path, words: str) -> Path:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("texts")
     made = str(folder / "shards")
-    prepare(str(write_texts(folder / "raw", "sentence")), made, workers=1, wishes=PrepareOptions(bpe_size=300))
+    prepare(str(write_texts(folder / "raw", "sentence")), made, workers=1, options=PrepareOptions(bpe_size=300))
     return made
 
 
@@ -60,7 +60,7 @@ def test_a_split_that_the_job_leaves_out_is_read_from_where_it_trains(prepared: 
 
 def test_sources_with_different_subwords_are_refused(prepared: str, tmp_path: Path) -> None:
     other = str(tmp_path / "other")
-    prepare(str(write_texts(tmp_path / "raw", "phrase")), other, workers=1, wishes=PrepareOptions(bpe_size=300))
+    prepare(str(write_texts(tmp_path / "raw", "phrase")), other, workers=1, options=PrepareOptions(bpe_size=300))
     data = Data(train=(Source(source=prepared), Source(source=other)))
     with pytest.raises(BadInput, match="different subwords"):
         load(settings(), data, "train")

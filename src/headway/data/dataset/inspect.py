@@ -37,7 +37,7 @@ class Picture:
 
     id: str
     jpeg: bytes
-    said: str
+    caption: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +72,9 @@ def inspect(dest: str, *, pictures: int = _SHOWN) -> Inspection:
     """Collect the statistics of the data set at `dest`."""
     store, manifest = open_store(dest), read_manifest(dest)
     counts: dict[str, int] = json.loads(_read(store, WORDS) or b"{}")
-    with _shards_of(dest, store) as (opened, everything):
+    with _shards_of(dest, store) as (open_shard, read_all):
         splits = {
-            split: _facts(manifest, shards, opened, everything, pictures) for split, shards in manifest.splits.items()
+            split: _facts(manifest, shards, open_shard, read_all, pictures) for split, shards in manifest.splits.items()
         }
     tokenizer = _read(store, TOKENIZER)
     return Inspection(
@@ -116,9 +116,9 @@ def _shards_of(dest: str, store: Store) -> Iterator[tuple[Any, bool]]:
 
 
 def _facts(
-    manifest: Manifest, shards: tuple[ShardFile, ...], opened: Any, everything: bool, pictures: int
+    manifest: Manifest, shards: tuple[ShardFile, ...], open_shard: Any, read_all: bool, pictures: int
 ) -> SplitFacts:
-    read = [opened(manifest, shard) for shard in (shards if everything else shards[:1])]
+    read = [open_shard(manifest, shard) for shard in (shards if read_all else shards[:1])]
     lengths, captions = _lengths(manifest, read)
     return SplitFacts(
         rows=sum(shard.rows for shard in shards),
@@ -185,7 +185,7 @@ def _sheet(manifest: Manifest, shards: list[Shard], most: int) -> Iterator[Pictu
         yield Picture(
             id=shard.cells("id")[inside],
             jpeg=_thumbnail([shard.cells(column.name)[inside] for column in columns]),
-            said=_said(manifest, shard, inside),
+            caption=_caption(manifest, shard, inside),
         )
 
 
@@ -199,7 +199,7 @@ def _thumbnail(cells: list[Any]) -> bytes:
     return encode_jpeg(np.concatenate(made, axis=1), 80)
 
 
-def _said(manifest: Manifest, shard: Shard, row: int) -> str:
+def _caption(manifest: Manifest, shard: Shard, row: int) -> str:
     if manifest.task == "captions":
         return str(shard.cells("captions")[row][0])
     return manifest.classes[shard.cells("label")[row]] if manifest.classes else ""
@@ -246,48 +246,50 @@ small { opacity: .7; }
 """
 
 
-def page(found: Inspection) -> str:
-    manifest = found.manifest
+def page(inspection: Inspection) -> str:
+    manifest = inspection.manifest
     parts = [
         f"<h1>{escape(manifest.name)}</h1>",
-        f"<p>{escape(manifest.task)} · {escape(found.url)}<br><small>fingerprint {manifest.fingerprint}</small></p>",
-        _splits(found),
-        _left_out(found),
-        _vocabulary(found),
+        f"<p>{escape(manifest.task)} · {escape(inspection.url)}<br><small>fingerprint {manifest.fingerprint}</small></p>",
+        _splits(inspection),
+        _excluded_section(inspection),
+        _vocabulary(inspection),
     ]
-    parts += [_split(name, facts) for name, facts in found.splits.items()]
+    parts += [_split(name, facts) for name, facts in inspection.splits.items()]
     body = "\n".join(part for part in parts if part)
     head = f'<meta charset="utf-8"><title>{escape(manifest.name)}</title><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
-def _splits(found: Inspection) -> str:
+def _splits(inspection: Inspection) -> str:
     rows = [
         f"<tr><td>{escape(name)}</td>"
         + "".join(map(_n, (facts.rows, facts.captions or "", facts.shards, _size(facts.bytes))))
         + "</tr>"
-        for name, facts in found.splits.items()
+        for name, facts in inspection.splits.items()
     ]
     head = "".join(f"<th class=n>{title}</th>" for title in ("rows", "captions", "shards", "size"))
     return f"<table><tr><th>split</th>{head}</tr>{''.join(rows)}</table>"
 
 
-def _left_out(found: Inspection) -> str:
-    said = "<p>Nothing.</p>"
-    if found.manifest.dropped:
-        said = _bars(found.manifest.dropped)
-    groups = ", ".join(f"{count} {kind}" for kind, count in found.duplicates.items())
-    twins = f"<p>Groups of duplicate pictures: {escape(groups)}.</p>" if groups else ""
-    return f"<h2>Left out</h2>{said}{twins}<p><small>Row by row: headway data inspect --dropped</small></p>"
+def _excluded_section(inspection: Inspection) -> str:
+    bars = "<p>Nothing.</p>"
+    if inspection.manifest.dropped:
+        bars = _bars(inspection.manifest.dropped)
+    groups = ", ".join(f"{count} {kind}" for kind, count in inspection.duplicates.items())
+    duplicates = f"<p>Groups of duplicate pictures: {escape(groups)}.</p>" if groups else ""
+    return f"<h2>Left out</h2>{bars}{duplicates}<p><small>Row by row: headway data inspect --dropped</small></p>"
 
 
-def _vocabulary(found: Inspection) -> str:
-    if not found.vocabulary:
+def _vocabulary(inspection: Inspection) -> str:
+    if not inspection.vocabulary:
         return ""
-    words = f"{found.vocabulary:,} words"
-    if found.common:
-        words += f" in the training captions; {found.unknown:.2%} of what is said uses words seen fewer than five times"
-    return f"<h2>Vocabulary</h2><p>{words}.</p>" + (_bars(dict(found.common)) if found.common else "")
+    words = f"{inspection.vocabulary:,} words"
+    if inspection.common:
+        words += (
+            f" in the training captions; {inspection.unknown:.2%} of what is said uses words seen fewer than five times"
+        )
+    return f"<h2>Vocabulary</h2><p>{words}.</p>" + (_bars(dict(inspection.common)) if inspection.common else "")
 
 
 def _split(name: str, facts: SplitFacts) -> str:
@@ -296,7 +298,7 @@ def _split(name: str, facts: SplitFacts) -> str:
     if facts.sheet:
         figures = "".join(
             f'<figure><img alt="" src="data:image/jpeg;base64,{base64.b64encode(shown.jpeg).decode()}">'
-            f"<figcaption title='{escape(shown.id)}'>{escape(shown.said[:120])}</figcaption></figure>"
+            f"<figcaption title='{escape(shown.id)}'>{escape(shown.caption[:120])}</figcaption></figure>"
             for shown in facts.sheet
         )
         parts.append(f'<div class="sheet">{figures}</div>')
@@ -343,24 +345,24 @@ Progress = Callable[[str, int, int], None]  # file key, bytes done, total bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class FileDamage:
     key: str
     what: str
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifyResult:
     manifest: Manifest
     files: int
     bytes: int
-    damage: tuple[Damage, ...]
+    damage: tuple[FileDamage, ...]
 
     @property
-    def whole(self) -> bool:
+    def intact(self) -> bool:
         return not self.damage
 
 
-def verify(dest: str, *, progress: Progress | None = None) -> Verified:
+def verify(dest: str, *, progress: Progress | None = None) -> VerifyResult:
     """Check every shard and file of the data set at `dest` against its manifest.
 
     Raises BadInput if there is no manifest.
@@ -368,18 +370,18 @@ def verify(dest: str, *, progress: Progress | None = None) -> Verified:
     store, manifest = open_store(dest), read_manifest(dest)
     wanted = list(_files(manifest))
     total, done = sum(file.bytes for file in wanted), 0
-    damage: list[Damage] = []
+    damage: list[FileDamage] = []
     for file in wanted:
         what = _problems_of(store, file)
         if what:
-            damage.append(Damage(file.key, what))
+            damage.append(FileDamage(file.key, what))
         done += file.bytes
         if progress is not None:
             progress(file.key, done, total)
     listed = {file.key for file in wanted}
     strays = [entry.key for entry in store.list("shards/") if entry.key not in listed]
-    damage += [Damage(key, "is not in the manifest") for key in strays]
-    return Verified(manifest, len(wanted), total, tuple(damage))
+    damage += [FileDamage(key, "is not in the manifest") for key in strays]
+    return VerifyResult(manifest, len(wanted), total, tuple(damage))
 
 
 def _files(manifest: Manifest) -> Iterator[ShardFile | OtherFile]:

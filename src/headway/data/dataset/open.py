@@ -14,17 +14,17 @@ from headway.data.loading.loader import WeightedSource
 from headway.spec.model import Cache, Source
 from headway.storage import local_path, open_store
 
-_OVER_A_NETWORK = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "beegfs", "9p", "glusterfs")
+_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "beegfs", "9p", "glusterfs")
 
 
 def open_sources(
     sources: Sequence[Source], split: str, *, cache: Cache | None = None, progress: Progress | None = None
 ) -> list[WeightedSource]:
     """Open the rows of each source with its sampling weight. `split` is the default for sources that name none."""
-    return [_opened(source, split, cache, progress) for source in sources]
+    return [_open_source(source, split, cache, progress) for source in sources]
 
 
-def _opened(source: Source, split: str, cache: Cache | None, progress: Progress | None) -> WeightedSource:
+def _open_source(source: Source, split: str, cache: Cache | None, progress: Progress | None) -> WeightedSource:
     if source.weight < 0:
         raise BadInput(f"the weight of {source.source} is {source.weight}", fix="choose 0 or more")
     rows = open_rows(
@@ -53,21 +53,21 @@ def open_rows(
     """
     path = local_path(url)
     named = cache is not None and cache.dir is not None
-    if path is not None and not (named and lies_on_a_share(path)):
+    if path is not None and not (named and is_network_mount(path)):
         return Rows(url, split, limit=limit, where=where)
-    shelf = ShardCache(_folder(cache), size=cache.size if cache else None)
+    shard_cache = ShardCache(_folder(cache), size=cache.size if cache else None)
     store, manifest = open_store(url), read_manifest(url)
     shards = manifest.splits.get(split, ())
     total = sum(shard.bytes for shard in shards)
     largest = max((shard.bytes for shard in shards), default=1)
-    room = None if shelf.holds(total) else max(1, (shelf.size or 0) // largest)
-    if room is None:
-        shelf.fill(shards, store, progress)  # a shuffled epoch reads all shards at once
+    max_open = None if shard_cache.fits(total) else max(1, (shard_cache.size or 0) // largest)
+    if max_open is None:
+        shard_cache.fill(shards, store, progress)  # a shuffled epoch reads all shards at once
 
     def locate(shard: ShardFile) -> Path:
-        return shelf.bring(shard, store)
+        return shard_cache.fetch(shard, store)
 
-    return Rows(url, split, limit=limit, where=where, locate=locate, most_open=room)
+    return Rows(url, split, limit=limit, where=where, locate=locate, max_open=max_open)
 
 
 def _folder(cache: Cache | None) -> Path:
@@ -76,7 +76,7 @@ def _folder(cache: Cache | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headway" / "shards"
 
 
-def lies_on_a_share(path: Path) -> bool:
+def is_network_mount(path: Path) -> bool:
     """Return whether the file system at `path` is a network mount, according to /proc/self/mountinfo."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -90,4 +90,4 @@ def lies_on_a_share(path: Path) -> bool:
         if real == point or real.startswith(point.rstrip("/") + "/"):
             mounted.append((len(point), after.split()[0]))
     kind = max(mounted, default=(0, ""))[1]
-    return kind.startswith(_OVER_A_NETWORK)
+    return kind.startswith(_NETWORK_FILE_SYSTEMS)

@@ -24,7 +24,7 @@ Locate = Callable[[ShardFile], Path]  # maps a shard to its local path
 class Rows:
     """One split of one data set. Shards are opened on first use and stay open, which costs address space only.
 
-    With a cache that cannot hold all shards, at most `most_open` stay open, because an open shard occupies disk space
+    With a cache that cannot hold all shards, at most `max_open` stay open, because an open shard occupies disk space
     even after it was evicted.
     """
 
@@ -36,35 +36,35 @@ class Rows:
         limit: int | None = None,
         where: Mapping[str, Any] | None = None,
         locate: Locate | None = None,
-        most_open: int | None = None,
+        max_open: int | None = None,
     ) -> None:
         self.url, self.split, self.manifest = url, split, read_manifest(url)
-        self._files = _of(self.manifest, split, url)
-        self._locate = locate or _beside(url)
+        self._files = _shard_files(self.manifest, split, url)
+        self._locate = locate or _local_locator(url)
         self._starts = np.cumsum([0, *(shard.rows for shard in self._files)])
         self._shards: OrderedDict[int, Shard] = OrderedDict()
-        self._most_open = most_open
+        self._max_open = max_open
         self._lock = threading.Lock()
-        self._chosen = self._choose(dict(where or {}), limit)
-        asked = repr((self.manifest.fingerprint, split, limit, sorted((where or {}).items(), key=str)))
-        self.fingerprint = hashlib.sha256(asked.encode()).hexdigest()
+        self._selected = self._select(dict(where or {}), limit)
+        identity = repr((self.manifest.fingerprint, split, limit, sorted((where or {}).items(), key=str)))
+        self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
 
     def __len__(self) -> int:
-        return int(self._starts[-1]) if self._chosen is None else len(self._chosen)
+        return int(self._starts[-1]) if self._selected is None else len(self._selected)
 
     @property
     def columns(self) -> tuple[Column, ...]:
         return self.manifest.columns
 
-    def places(self, rows: NDArray[np.int64]) -> list[tuple[Shard, int]]:
+    def locate(self, rows: NDArray[np.int64]) -> list[tuple[Shard, int]]:
         """Return, for each row, its shard and its row number in that shard."""
-        numbers = rows if self._chosen is None else self._chosen[rows]
+        numbers = rows if self._selected is None else self._selected[rows]
         shards = np.searchsorted(self._starts, numbers, side="right") - 1
         inside = numbers - self._starts[shards]
         return [(self.shard(shard), row) for shard, row in zip(shards.tolist(), inside.tolist(), strict=True)]
 
     def cell(self, column: str, row: int) -> Any:
-        ((shard, inside),) = self.places(np.array([row]))
+        ((shard, inside),) = self.locate(np.array([row]))
         return shard.cells(column)[inside]
 
     def integers(self, column: str) -> NDArray[np.int64]:
@@ -78,7 +78,7 @@ class Rows:
     def _gather(self, column: str, read: Callable[[Any], NDArray[np.int64]]) -> NDArray[np.int64]:
         parts = [read(self.shard(number).cells(column)) for number in range(len(self._files))]
         whole = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        return whole if self._chosen is None else whole[self._chosen]
+        return whole if self._selected is None else whole[self._selected]
 
     def shard(self, number: int) -> Shard:
         found = self._shards.get(number)
@@ -88,7 +88,7 @@ class Rows:
             found = self._shards.get(number)
             if found is None:
                 found = self._shards[number] = self._open(self._files[number])
-                while self._most_open is not None and len(self._shards) > self._most_open:
+                while self._max_open is not None and len(self._shards) > self._max_open:
                     self._shards.popitem(last=False)
         return found
 
@@ -105,12 +105,13 @@ class Rows:
             f"the shard {file.key} is evicted as fast as it is fetched", where=self.url, fix="raise cache.size"
         )
 
-    def _choose(self, where: dict[str, Any], limit: int | None) -> NDArray[np.int64] | None:
+    def _select(self, where: dict[str, Any], limit: int | None) -> NDArray[np.int64] | None:
         chosen = self._matching(where) if where else None
         total = int(self._starts[-1]) if chosen is None else len(chosen)
         if where and not total:
             raise BadInput(
-                f"no row of {self.url} ({self.split}) has {_said(where)}", fix="check `where` in the job file"
+                f"no row of {self.url} ({self.split}) has {_describe_filter(where)}",
+                fix="check `where` in the job file",
             )
         if limit is not None and limit < 1:
             raise BadInput(f"a limit of {limit} rows leaves none", fix="choose 1 or more")
@@ -154,7 +155,7 @@ class Rows:
         return value
 
 
-def _of(manifest: Manifest, split: str, url: str) -> tuple[ShardFile, ...]:
+def _shard_files(manifest: Manifest, split: str, url: str) -> tuple[ShardFile, ...]:
     if split not in manifest.splits:
         known = ", ".join(manifest.splits)
         raise BadInput(f"{url} has no split {split!r}", fix=f"choose one of {known}")
@@ -163,7 +164,7 @@ def _of(manifest: Manifest, split: str, url: str) -> tuple[ShardFile, ...]:
     return manifest.splits[split]
 
 
-def _beside(url: str) -> Locate:
+def _local_locator(url: str) -> Locate:
     folder = local_path(url)
     if folder is None:
         raise BadInput(
@@ -179,5 +180,5 @@ def _beside(url: str) -> Locate:
     return locate
 
 
-def _said(where: Mapping[str, Any]) -> str:
+def _describe_filter(where: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value!r}" for name, value in where.items())

@@ -35,7 +35,7 @@ from headway.storage.transfer import fetch_file
 
 
 Progress = Callable[[int, int, float], None]  # bytes done, total bytes, bytes per second
-_ENDING = ".arrow"
+_SUFFIX = ".arrow"
 
 
 class ShardCache:
@@ -46,20 +46,20 @@ class ShardCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, shard: ShardFile) -> Path:
-        return self.folder / f"{shard.sha256}{_ENDING}"
+        return self.folder / f"{shard.sha256}{_SUFFIX}"
 
-    def bring(self, shard: ShardFile, store: Store) -> Path:
+    def fetch(self, shard: ShardFile, store: Store) -> Path:
         """Return the local path of the shard, downloading it if it is not cached."""
         path = self.path(shard)
-        if self._used(path, shard):
+        if self._touch_if_cached(path, shard):
             return path
         if self.size is not None and shard.bytes > self.size:
             what = f"a shard of {shard.bytes:,} bytes does not fit into a cache of {self.size:,}"
             raise BadInput(what, where=str(self.folder), fix="raise cache.size in the job file")
         with self._locked(shard.sha256):
-            if not self._used(path, shard):  # another process fetched it while we waited
-                self._clear_remains(shard)
-                self._make_room(shard.bytes)
+            if not self._touch_if_cached(path, shard):  # another process fetched it while we waited
+                self._remove_partials(shard)
+                self._evict(shard.bytes)
                 self._fetch(shard, store, path)
         return path
 
@@ -68,15 +68,15 @@ class ShardCache:
         wanted = list(shards)
         total, done, began = sum(shard.bytes for shard in wanted), 0, time.monotonic()
         for shard in wanted:
-            self.bring(shard, store)
+            self.fetch(shard, store)
             done += shard.bytes
             if progress is not None:
                 progress(done, total, done / max(1e-9, time.monotonic() - began))
 
-    def holds(self, total: int) -> bool:
+    def fits(self, total: int) -> bool:
         return self.size is None or total <= self.size
 
-    def _used(self, path: Path, shard: ShardFile) -> bool:
+    def _touch_if_cached(self, path: Path, shard: ShardFile) -> bool:
         """Return whether the file is cached with its full size, and update its mtime, which orders LRU eviction."""
         try:
             if path.stat().st_size != shard.bytes:
@@ -87,12 +87,12 @@ class ShardCache:
         return True
 
     def _fetch(self, shard: ShardFile, store: Store, path: Path) -> None:
-        arriving = path.with_name(f"{shard.sha256}.{os.getpid()}-{threading.get_ident()}.part")
+        partial = path.with_name(f"{shard.sha256}.{os.getpid()}-{threading.get_ident()}.part")
         try:
             for attempt in (1, 2):
-                fetch_file(store, shard.key, arriving, parallel=self._parallel)
-                if _sha256(arriving) == shard.sha256:
-                    os.rename(arriving, path)
+                fetch_file(store, shard.key, partial, parallel=self._parallel)
+                if _sha256(partial) == shard.sha256:
+                    os.rename(partial, path)
                     return
                 if attempt == 2:
                     raise StoreError(
@@ -101,27 +101,27 @@ class ShardCache:
                         fix=f"headway data verify {store.url}",
                     )
         finally:
-            arriving.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
 
-    def _clear_remains(self, shard: ShardFile) -> None:
+    def _remove_partials(self, shard: ShardFile) -> None:
         """Remove partial downloads of this shard left by a killed process. Safe because we hold its lock."""
         for part in self.folder.glob(f"{shard.sha256}.*.part"):
             part.unlink(missing_ok=True)
 
-    def _make_room(self, need: int) -> None:
+    def _evict(self, need: int) -> None:
         if self.size is None:
             return
         with self._locked("room"):
-            here = sorted(self._here())
-            free = self.size - sum(size for _, size, _ in here)
-            for _, size, path in here:
+            cached = sorted(self._cached_files())
+            free = self.size - sum(size for _, size, _ in cached)
+            for _, size, path in cached:
                 if free >= need:
                     return
                 path.unlink(missing_ok=True)
                 free += size
 
-    def _here(self) -> Iterator[tuple[float, int, Path]]:
-        for path in self.folder.glob(f"*{_ENDING}"):
+    def _cached_files(self) -> Iterator[tuple[float, int, Path]]:
+        for path in self.folder.glob(f"*{_SUFFIX}"):
             try:
                 found = path.stat()
             except FileNotFoundError:

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from headway.core.errors import BadInput, DiskFull
 
-ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".gz", ".bz2", ".xz")
+SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".gz", ".bz2", ".xz")
 _BLOCK = 1 << 20
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile, RuntimeError)
 
@@ -42,7 +42,7 @@ class BadArchive(BadInput):
 
 
 def is_archive(name: str) -> bool:
-    return name.lower().endswith(ENDINGS)
+    return name.lower().endswith(SUFFIXES)
 
 
 def looks_packed(file: Path) -> bool:
@@ -55,15 +55,15 @@ def unpack(archive: Path, to: Path, limits: Limits | None = None) -> int:
 
     Skips links, devices and other non-files. A second file of the same name is an error.
     """
-    arriving = to.with_name(f"{to.name}.unpacking")
-    shutil.rmtree(arriving, ignore_errors=True)  # left by a killed process
-    writer = _Writer(archive, arriving, limits or Limits())
+    unpacking = to.with_name(f"{to.name}.unpacking")
+    shutil.rmtree(unpacking, ignore_errors=True)  # left by a killed process
+    writer = _Writer(archive, unpacking, limits or Limits())
     try:
-        with _translated(archive):
+        with _map_errors(archive):
             _reader(archive)(archive, writer)
-        _merge(arriving, to, archive)
+        _merge(unpacking, to, archive)
     finally:
-        shutil.rmtree(arriving, ignore_errors=True)
+        shutil.rmtree(unpacking, ignore_errors=True)
     return writer.count
 
 
@@ -72,12 +72,12 @@ class _Writer:
 
     def __init__(self, archive: Path, root: Path, limits: Limits) -> None:
         self._archive, self._root, self._limits = archive, root, limits
-        self._most = min(limits.bytes, max(limits.free, limits.ratio * archive.stat().st_size))
+        self._max_bytes = min(limits.bytes, max(limits.free, limits.ratio * archive.stat().st_size))
         self.count = self.bytes = 0
         root.mkdir(parents=True)
 
     def put(self, name: str, source: IO[bytes]) -> None:
-        path = self._root / _safe(name, self._archive)
+        path = self._root / _safe_name(name, self._archive)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.count += 1
         if self.count > self._limits.files:
@@ -89,8 +89,8 @@ class _Writer:
         with file:
             while block := source.read(_BLOCK):
                 self.bytes += len(block)
-                if self.bytes > self._most:
-                    what = f"it grows to more than {self._most:,} bytes: a bomb, or no archive of data"
+                if self.bytes > self._max_bytes:
+                    what = f"it grows to more than {self._max_bytes:,} bytes: a bomb, or no archive of data"
                     raise BadArchive(what, where=str(self._archive), fix="unpack it yourself if you trust it")
                 file.write(block)
 
@@ -106,14 +106,14 @@ def _reader(archive: Path) -> Any:
     for ending, opener in ((".gz", gzip.open), (".bz2", bz2.open), (".xz", lzma.open)):
         if name.endswith(ending):
             return lambda path, writer: _single(path, writer, opener)
-    raise BadArchive(f"{archive.name} is of a kind that is not known here", fix=f"use one of {', '.join(ENDINGS)}")
+    raise BadArchive(f"{archive.name} is of a kind that is not known here", fix=f"use one of {', '.join(SUFFIXES)}")
 
 
 def _zip(archive: Path, writer: _Writer) -> None:
     with zipfile.ZipFile(archive) as packed:
         for member in packed.infolist():
             kind = stat.S_IFMT(member.external_attr >> 16)
-            if member.is_dir() or kind not in (0, stat.S_IFREG) or _clutter(member.filename):
+            if member.is_dir() or kind not in (0, stat.S_IFREG) or _is_macos_metadata(member.filename):
                 continue
             if member.flag_bits & 0x1:
                 raise BadArchive(f"{member.filename!r} is encrypted", where=str(archive), fix="decrypt it first")
@@ -124,7 +124,7 @@ def _zip(archive: Path, writer: _Writer) -> None:
 def _tar(archive: Path, writer: _Writer) -> None:
     with _tar_stream(archive) as packed:
         for member in packed:
-            if not member.isreg() or _clutter(member.name):
+            if not member.isreg() or _is_macos_metadata(member.name):
                 continue
             source = packed.extractfile(member)
             if source is not None:
@@ -143,7 +143,7 @@ def _single(archive: Path, writer: _Writer, opener: Any) -> None:
         writer.put(archive.name.rpartition(".")[0], source)
 
 
-def _safe(name: str, archive: Path) -> str:
+def _safe_name(name: str, archive: Path) -> str:
     clean = name.replace("\\", "/")
     parts = [part for part in clean.split("/") if part not in ("", ".")]
     drive = len(clean) > 1 and clean[1] == ":"
@@ -154,26 +154,26 @@ def _safe(name: str, archive: Path) -> str:
     return "/".join(parts)
 
 
-def _clutter(name: str) -> bool:
+def _is_macos_metadata(name: str) -> bool:
     """Return whether this is a file that macOS adds to archives."""
     return name.startswith("__MACOSX/") or os.path.basename(name).startswith("._") or name.endswith(".DS_Store")
 
 
-def _merge(arriving: Path, to: Path, archive: Path) -> None:
+def _merge(unpacking: Path, to: Path, archive: Path) -> None:
     """Move the files: one rename if the folder is new, else file by file beside other parts of the data set."""
     if not to.exists():
         to.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(arriving, to)
+        os.rename(unpacking, to)
         return
-    for path in sorted(arriving.rglob("*")):
+    for path in sorted(unpacking.rglob("*")):
         if path.is_file():
-            place = to / path.relative_to(arriving)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, place)
+            target = to / path.relative_to(unpacking)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
 
 
 @contextmanager
-def _translated(archive: Path) -> Iterator[None]:
+def _map_errors(archive: Path) -> Iterator[None]:
     try:
         yield
     except BadArchive:

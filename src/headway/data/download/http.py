@@ -27,8 +27,8 @@ from headway.core.errors import BadInput, Denied, DiskFull, NotThere, StoreError
 Progress = Callable[[str, int, int], None]  # file name, bytes done, total bytes (0: unknown)
 
 _BLOCK = 1 << 20
-_AGAIN = (408, 425, 429, 500, 502, 503, 504)
-_BROKEN = (OSError, http.client.HTTPException)
+_RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
+_CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,31 +53,31 @@ def download(
     checksum: str = "",
     login: Login | None = None,
     progress: Progress | None = None,
-    patience: float = 600.0,
+    retry_for_s: float = 600.0,
     timeout: float = 60.0,
 ) -> Path:
     """Download `url` into `folder`. `checksum` is `sha256:…` or `md5:…`, or the URL ends in `#sha256=…`.
 
-    Resumes broken connections; raises Transient after `patience` seconds without a byte.
+    Resumes broken connections; raises Transient after `retry_for_s` seconds without a byte.
     """
     address, _, fragment = url.partition("#")
     checksum = checksum or fragment.replace("=", ":", 1)
     _check_url(address, checksum)
     folder.mkdir(parents=True, exist_ok=True)
-    fetch = _Download(address, folder, login, progress or _silent, timeout)
+    task = _Download(address, folder, login, progress or _no_progress, timeout)
     last = time.monotonic()
     pause = 0.5
     while True:
-        before = fetch.arrived
+        before = task.bytes_done
         try:
-            return fetch.finish(checksum) if fetch.run() else _unreachable()
+            return task.finish(checksum) if task.run() else _unreachable()
         except Transient:
             now = time.monotonic()
-            if fetch.arrived > before:
+            if task.bytes_done > before:
                 last, pause = now, 0.5
-            if now - last > patience:
+            if now - last > retry_for_s:
                 raise
-            time.sleep(min(pause, max(0.0, patience - (now - last))))
+            time.sleep(min(pause, max(0.0, retry_for_s - (now - last))))
             pause = min(pause * 2, 30.0)
 
 
@@ -90,19 +90,19 @@ class _Download:
         self._url, self._login, self._progress, self._timeout = url, login, progress, timeout
         self._name = _file_name(url)
         self._path = folder / self._name
-        self._part, self._note = folder / f"{self._name}.part", folder / f"{self._name}.part.json"
-        self._whole = self._path.is_file()
+        self._part, self._validator_file = folder / f"{self._name}.part", folder / f"{self._name}.part.json"
+        self._complete = self._path.is_file()
 
     @property
-    def arrived(self) -> int:
+    def bytes_done(self) -> int:
         return self._part.stat().st_size if self._part.exists() else 0
 
     def run(self) -> bool:
         """Run one connection to its end. Returns True when the file is complete; raises Transient if it broke."""
-        if self._whole:
+        if self._complete:
             return True
-        mark = self._mark()
-        start = self.arrived if mark else 0
+        mark = self._validator()
+        start = self.bytes_done if mark else 0
         request = urllib.request.Request(self._url, headers={"User-Agent": f"headway/{__version__}"})
         if self._login is not None:
             request.add_unredirected_header("Authorization", self._login.header)
@@ -110,40 +110,40 @@ class _Download:
             request.add_header("Range", f"bytes={start}-")
             request.add_header("If-Range", mark)
         try:
-            with _opener().open(request, timeout=self._timeout) as answer:
-                self._receive(answer, start)
+            with _opener().open(request, timeout=self._timeout) as response:
+                self._receive(response, start)
         except urllib.error.HTTPError as error:
             with error:
-                self._refused(error, start)
-        except _BROKEN as error:
+                self._handle_http_error(error, start)
+        except _CONNECTION_ERRORS as error:
             if isinstance(error, OSError) and error.errno == 28:
                 raise DiskFull("no space left for the download", where=str(self._part)) from None
-            raise Transient(f"the connection broke: {_said(error)}", where=self._url) from None
+            raise Transient(f"the connection broke: {_error_text(error)}", where=self._url) from None
         return True
 
-    def _receive(self, answer: Any, start: int) -> None:
-        continued = answer.status == 206 and _begins(answer.headers.get("Content-Range", "")) == start
+    def _receive(self, response: Any, start: int) -> None:
+        continued = response.status == 206 and _range_start(response.headers.get("Content-Range", "")) == start
         if not continued:
             start = 0
-            self._remember(answer.headers)
-        left = answer.headers.get("Content-Length")
-        total = start + int(left) if left is not None and left.isdigit() else 0
+            self._save_validator(response.headers)
+        content_length = response.headers.get("Content-Length")
+        total = start + int(content_length) if content_length is not None and content_length.isdigit() else 0
         with self._part.open("ab" if continued else "wb") as file:
             done = start
-            while block := answer.read(_BLOCK):
+            while block := response.read(_BLOCK):
                 file.write(block)
                 done += len(block)
                 self._progress(self._name, done, total)
         if total and done != total:
             raise Transient(f"only {done} of {total} bytes arrived", where=self._url)
 
-    def _refused(self, error: urllib.error.HTTPError, start: int) -> None:
+    def _handle_http_error(self, error: urllib.error.HTTPError, start: int) -> None:
         if error.code == 416 and start:  # nothing beyond our bytes: either complete, or another version
             if error.headers.get("Content-Range", "").rpartition("/")[2] == str(start):
                 return
             self._part.unlink(missing_ok=True)
             raise Transient("what had arrived does not belong to this file any more", where=self._url) from None
-        if error.code in _AGAIN:
+        if error.code in _RETRYABLE:
             raise Transient(f"the server answered {error.code}", where=self._url) from None
         if error.code in (401, 403, 407):
             fix = "give user and key as secret references (--user env:KAGGLE_USERNAME --key env:KAGGLE_KEY)"
@@ -152,39 +152,39 @@ class _Download:
             raise NotThere("there is nothing at this address", where=self._url, fix="check the address") from None
         raise StoreError(f"the server answered {error.code} {error.reason}", where=self._url) from None
 
-    def _mark(self) -> str:
+    def _validator(self) -> str:
         """Return the version tag of the partial download; empty if the server gave no strong one."""
         try:
-            noted = json.loads(self._note.read_text())
-            return str(noted["mark"]) if noted["url"] == self._url else ""
+            record = json.loads(self._validator_file.read_text())
+            return str(record["mark"]) if record["url"] == self._url else ""
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
-    def _remember(self, headers: Any) -> None:
+    def _save_validator(self, headers: Any) -> None:
         tag = headers.get("ETag", "")
         mark = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "")
-        self._note.write_text(json.dumps({"url": self._url, "mark": mark}))
+        self._validator_file.write_text(json.dumps({"url": self._url, "mark": mark}))
 
     def finish(self, checksum: str) -> Path:
-        arrived = self._path if self._whole else self._part
+        file = self._path if self._complete else self._part
         if checksum:
-            kind, _, wanted = checksum.partition(":")
-            found = _hash(arrived, kind)
-            if found != wanted.lower():
-                for path in (self._path, self._part, self._note):
+            kind, _, expected = checksum.partition(":")
+            found = _hash(file, kind)
+            if found != expected.lower():
+                for path in (self._path, self._part, self._validator_file):
                     path.unlink(missing_ok=True)
                 raise StoreError(
-                    f"the file does not match its checksum: {kind} is {found}, not {wanted}",
+                    f"the file does not match its checksum: {kind} is {found}, not {expected}",
                     where=self._url,
                     fix="try again; if it stays so, the file at this address is another one than expected",
                 )
-        if not self._whole:
+        if not self._complete:
             os.replace(self._part, self._path)
-            self._note.unlink(missing_ok=True)
+            self._validator_file.unlink(missing_ok=True)
         return self._path
 
 
-class _StayWithHost(urllib.request.HTTPRedirectHandler):
+class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects over http(s) only, never from https to http."""
 
     max_redirections = 10
@@ -204,7 +204,7 @@ class _StayWithHost(urllib.request.HTTPRedirectHandler):
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_StayWithHost)
+    return urllib.request.build_opener(_SameHostRedirects)
 
 
 def _check_url(url: str, checksum: str) -> None:
@@ -224,7 +224,7 @@ def _file_name(url: str) -> str:
     return safe[-120:] or "download"
 
 
-def _begins(content_range: str) -> int | None:
+def _range_start(content_range: str) -> int | None:
     match = re.match(r"bytes (\d+)-", content_range)
     return int(match[1]) if match else None
 
@@ -237,9 +237,9 @@ def _hash(path: Path, kind: str) -> str:
     return digest.hexdigest()
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _silent(name: str, done: int, total: int) -> None:
+def _no_progress(name: str, done: int, total: int) -> None:
     pass

@@ -80,7 +80,7 @@ KNOWN = {
 }
 
 
-def known(name: str) -> KnownDataset:
+def known_dataset(name: str) -> KnownDataset:
     if name not in KNOWN:
         raise BadInput(
             f"no data set is known as {name!r}", fix=f"choose one of {', '.join(KNOWN)}, or give its address"
@@ -88,7 +88,7 @@ def known(name: str) -> KnownDataset:
     return KNOWN[name]
 
 
-_DONE = "unpacked.json"
+_FINISHED_FILE = "unpacked.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +100,11 @@ class Resolved:
 def resolve(source: str, *, login: Login | None = None, progress: Progress | None = None) -> Resolved:
     """Return the location of the source's files. Downloads are kept in the user's cache and unpacked once."""
     if source in KNOWN and not os.path.exists(source):
-        entry = known(source)
+        entry = known_dataset(source)
         parts = [(part.url, f"md5:{part.md5}" if part.md5 else "") for part in entry.parts]
-        return Resolved(str(_fetched(source, parts, login, progress)), entry)
+        return Resolved(str(_download_parts(source, parts, login, progress)), entry)
     if source.startswith(("http://", "https://")):
-        return Resolved(str(_fetched(source, [(source, "")], login, progress)))
+        return Resolved(str(_download_parts(source, [(source, "")], login, progress)))
     path = local_path(source)
     if path is None:
         return Resolved(_from_store(source, progress) if is_archive(source) else source)
@@ -121,39 +121,39 @@ def downloads() -> Path:
     return Path(chosen).expanduser() / "headway" / "downloads"
 
 
-def _fetched(name: str, parts: list[tuple[str, str]], login: Login | None, progress: Progress | None) -> Path:
+def _download_parts(name: str, parts: list[tuple[str, str]], login: Login | None, progress: Progress | None) -> Path:
     """Download, unpack and delete one part after the other, so that the disk holds one archive at a time."""
-    with _place(name) as place:
-        done = _done(place)
+    with _locked_cache_folder(name) as cache:
+        done = _finished_parts(cache)
         for url, checksum in parts:
             if url in done:
                 continue
-            file = download(url, place / "arriving", checksum=checksum, login=login, progress=progress)
-            _take_in(file, place / "files")
+            file = download(url, cache / "arriving", checksum=checksum, login=login, progress=progress)
+            _unpack_or_move(file, cache / "files")
             done.append(url)
-            (place / _DONE).write_text(json.dumps(done))
+            (cache / _FINISHED_FILE).write_text(json.dumps(done))
             file.unlink(missing_ok=True)
-        return _inner(place / "files")
+        return _single_top_folder(cache / "files")
 
 
 def _from_store(url: str, progress: Progress | None) -> str:
     folder, _, key = url.rpartition("/")
     store = open_store(folder)
     entry = store.stat(key)
-    with _place(f"{url} {entry.version}") as place:
-        if not _done(place):
-            (place / "arriving").mkdir(exist_ok=True)
-            file = place / "arriving" / key
+    with _locked_cache_folder(f"{url} {entry.version}") as cache:
+        if not _finished_parts(cache):
+            (cache / "arriving").mkdir(exist_ok=True)
+            file = cache / "arriving" / key
 
-            def tell(done: int, total: int) -> None:
+            def report(done: int, total: int) -> None:
                 if progress is not None:
                     progress(key, done, total)
 
-            fetch_file(store, key, file, progress=tell)
-            _take_in(file, place / "files")
-            (place / _DONE).write_text(json.dumps([url]))
+            fetch_file(store, key, file, progress=report)
+            _unpack_or_move(file, cache / "files")
+            (cache / _FINISHED_FILE).write_text(json.dumps([url]))
             file.unlink(missing_ok=True)
-        return str(_inner(place / "files"))
+        return str(_single_top_folder(cache / "files"))
 
 
 def _from_file(path: Path) -> Path:
@@ -163,14 +163,14 @@ def _from_file(path: Path) -> Path:
     if not is_archive(path.name):
         raise BadInput(f"{path} is a file that is no archive", fix="give the folder it lies in")
     found = path.stat()
-    with _place(f"{path} {found.st_size} {found.st_mtime_ns}") as place:
-        if not _done(place):
-            unpack(path, place / "files")
-            (place / _DONE).write_text(json.dumps([str(path)]))
-        return _inner(place / "files")
+    with _locked_cache_folder(f"{path} {found.st_size} {found.st_mtime_ns}") as cache:
+        if not _finished_parts(cache):
+            unpack(path, cache / "files")
+            (cache / _FINISHED_FILE).write_text(json.dumps([str(path)]))
+        return _single_top_folder(cache / "files")
 
 
-def _take_in(file: Path, folder: Path) -> None:
+def _unpack_or_move(file: Path, folder: Path) -> None:
     if looks_packed(file):
         unpack(file, folder)
     else:
@@ -178,15 +178,15 @@ def _take_in(file: Path, folder: Path) -> None:
         os.replace(file, folder / file.name)
 
 
-def _done(place: Path) -> list[str]:
+def _finished_parts(cache: Path) -> list[str]:
     try:
-        listed = json.loads((place / _DONE).read_text())
+        listed = json.loads((cache / _FINISHED_FILE).read_text())
     except (OSError, ValueError):
         return []
     return [str(url) for url in listed]
 
 
-def _inner(folder: Path) -> Path:
+def _single_top_folder(folder: Path) -> Path:
     """Descend into the single top-level folder that many archives have."""
     while True:
         inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
@@ -196,10 +196,10 @@ def _inner(folder: Path) -> Path:
 
 
 @contextmanager
-def _place(name: str) -> Iterator[Path]:
+def _locked_cache_folder(name: str) -> Iterator[Path]:
     """Lock and yield the source's own cache folder, for one process at a time."""
-    place = downloads() / hashlib.sha256(name.encode()).hexdigest()[:16]
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "lock").open("w") as lock:
+    cache = downloads() / hashlib.sha256(name.encode()).hexdigest()[:16]
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield place
+        yield cache

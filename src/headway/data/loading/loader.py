@@ -21,15 +21,15 @@ from headway.core.errors import BadInput
 from headway.data.dataset.manifest import Column
 from headway.data.dataset.rows import Rows
 from headway.data.dataset.shards import Shard
-from headway.data.loading.prefetch import Buffers, Key, Prefetcher, pinned, pool
+from headway.data.loading.prefetch import BufferPool, Key, Prefetcher, pinned, pool
 from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, balanced, share, uniforms
-from headway.data.loading.transforms import check_crop, put_jpeg, put_raw
+from headway.data.loading.transforms import check_crop, copy_jpeg, copy_raw
 from headway.data.prepare.executor import usable_cores
 
 if TYPE_CHECKING:
     from headway.data.loading.transforms import Augment
 
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 _CROPS = 11  # random stream for crop positions and mirroring
 _BLOCK = 4096  # positions looked up at a time: one call of the permutation serves many steps
 _SLICE = 16  # pictures: fewer are not worth a thread of their own
@@ -65,10 +65,10 @@ class ConcatDataset:
         source = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.sources[source].rows, row - int(self.starts[source])
 
-    def places(self, rows: Places) -> list[tuple[Shard, int]]:
+    def locate(self, rows: Indices) -> list[tuple[Shard, int]]:
         """Return, for each row, its shard and its row number in that shard."""
         if len(self.sources) == 1:
-            return self.sources[0].rows.places(rows)
+            return self.sources[0].rows.locate(rows)
         found: list[tuple[Shard, int]] = [None] * len(rows)  # type: ignore[list-item]  # each is set below
         which = np.searchsorted(self.starts, rows, side="right") - 1
         for number in np.unique(which).tolist():
@@ -78,7 +78,7 @@ class ConcatDataset:
                 found[at] = place
         return found
 
-    def pools(self, balance: float | None) -> list[SampleGroup]:
+    def sample_groups(self, balance: float | None) -> list[SampleGroup]:
         """Return one sample group per source by weight; with `balance`, one per class of each source."""
         found: list[SampleGroup] = []
         for source, start in zip(self.sources, self.starts[:-1].tolist(), strict=True):
@@ -92,8 +92,8 @@ class ConcatDataset:
 
     @property
     def fingerprint(self) -> str:
-        words = repr([(source.rows.fingerprint, source.weight) for source in self.sources])
-        return hashlib.sha256(words.encode()).hexdigest()
+        settings = repr([(source.rows.fingerprint, source.weight) for source in self.sources])
+        return hashlib.sha256(settings.encode()).hexdigest()
 
 
 class PictureFeed:
@@ -130,19 +130,19 @@ class PictureFeed:
             raise BadInput(f"the batch size is {batch_size}", fix="choose 1 or more")
         self.data, self.seed, self.batch_size = ConcatDataset(sources), seed, batch_size
         self._training, self._mirror, self._augment = training, mirror and training, augment if training else None
-        self._columns = _chosen(self.data.sources[0].rows, columns)
+        self._columns = _selected_columns(self.data.sources[0].rows, columns)
         self._crop = _crop_sizes(self._columns, crop)
         self._order = SampleOrder(
-            self.data.pools(balance) if training else [SampleGroup(range(len(self.data)), 1.0)],
+            self.data.sample_groups(balance) if training else [SampleGroup(range(len(self.data)), 1.0)],
             len(self.data),
             shuffle=training,
         )
         self._drop_last, self._pin, self._balance = drop_last, pin, balance
-        self._buffers = Buffers()
+        self._buffers = BufferPool()
         self._threads = threads or usable_cores()
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead = Prefetcher(self._begin, len(self), ahead)
-        self._block: tuple[tuple[int, int, int], Places] | None = None
+        self._prefetcher = Prefetcher(self._begin, len(self), ahead)
+        self._block: tuple[tuple[int, int, int], Indices] | None = None
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self._order), self.batch_size)
@@ -157,21 +157,21 @@ class PictureFeed:
 
     def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
         """Return the global row numbers of a batch, or of one rank's part."""
-        places = self._places(step, part, parts)
+        places = self._positions(step, part, parts)
         return self._rows(epoch, places).tolist() if len(places) else []
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Any:
         """Return the batch as a dictionary, wrapped in a `PaddingBatch` if this part of the batch is empty."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
-        return self._ahead.get((epoch, step, part, parts))
+        return self._prefetcher.get((epoch, step, part, parts))
 
-    def _places(self, step: int, part: int, parts: int) -> Places:
+    def _positions(self, step: int, part: int, parts: int) -> Indices:
         first = step * self.batch_size
         start, stop = share(min(self.batch_size, len(self._order) - first), part, parts)
         return np.arange(first + start, first + stop)
 
-    def _rows(self, epoch: int, places: Places) -> Places:
+    def _rows(self, epoch: int, places: Indices) -> Indices:
         """Look up rows block by block with a one-block cache: a batch spans one or two blocks."""
         seed = self.seed or 0
         blocks = places // _BLOCK
@@ -183,18 +183,18 @@ class PictureFeed:
         if known is None or known[0] != key:
             first = key[2] * _BLOCK
             whole = np.arange(first, min(first + _BLOCK, len(self._order)))
-            known = self._block = (key, self._order.at(seed, epoch, whole))
+            known = self._block = (key, self._order.rows_at(seed, epoch, whole))
         return known[1][places % _BLOCK]
 
     def _begin(self, key: Key) -> Future[Any]:
         epoch, step, part, parts = key
-        places = self._places(step, part, parts)
+        places = self._positions(step, part, parts)
         empty = len(places) == 0
         if empty:
             places = np.array([step * self.batch_size])  # padding: runs through the model with weight 0
         if self._pool is None:
             self._pool = pool(self._threads)
-        return _Filling(self, epoch, places, self._rows(epoch, places), empty).start(self._pool, self._threads)
+        return _BatchFill(self, epoch, places, self._rows(epoch, places), empty).start(self._pool, self._threads)
 
     # The methods below are called by the threads that fill a batch.
 
@@ -206,31 +206,31 @@ class PictureFeed:
             made[name] = pinned(shape) if self._pin else (self._buffers.lend(shape), None)
         return made
 
-    def fill(self, room: dict[str, Any], epoch: int, places: Places, rows: Places, first: int, last: int) -> None:
-        draws = self._draws(epoch, places[first:last])
-        located = self.data.places(rows[first:last])
+    def fill(self, buffers: dict[str, Any], epoch: int, places: Indices, rows: Indices, first: int, last: int) -> None:
+        draws = self._random_draws(epoch, places[first:last])
+        located = self.data.locate(rows[first:last])
         for column in self._columns:
             if column.kind == "picture":
-                put = put_raw if column.encoding == "raw" else put_jpeg
-                place = room[column.name][0][first:last]
+                put = copy_raw if column.encoding == "raw" else copy_jpeg
+                place = buffers[column.name][0][first:last]
                 for at, (shard, inside) in enumerate(located):
                     top, left, mirror = draws[at]
                     put(shard.cells(column.name)[inside], place[at], top, left, self._mirror and mirror < 0.5)
 
-    def _draws(self, epoch: int, places: Places) -> list[list[float]]:
+    def _random_draws(self, epoch: int, places: Indices) -> list[list[float]]:
         if not self._training:
             return [[0.5, 0.5, 1.0]] * len(places)
-        drawn: list[list[float]] = uniforms(self.seed or 0, epoch, places, 3, stream=_CROPS).tolist()
-        return drawn
+        draws: list[list[float]] = uniforms(self.seed or 0, epoch, places, 3, stream=_CROPS).tolist()
+        return draws
 
-    def handed_over(self, room: dict[str, Any], epoch: int, places: Places, rows: Places) -> dict[str, Any]:
+    def to_batch(self, buffers: dict[str, Any], epoch: int, places: Indices, rows: Indices) -> dict[str, Any]:
         import torch
 
         batch: dict[str, Any] = {"row": torch.from_numpy(rows)}
-        located = self.data.places(rows)
+        located = self.data.locate(rows)
         for column in self._columns:
             if column.kind == "picture":
-                array, tensor = room[column.name]
+                array, tensor = buffers[column.name]
                 batch[column.name] = (torch.from_numpy(array) if tensor is None else tensor).permute(0, 3, 1, 2)
                 continue
             cells = [shard.cells(column.name)[inside] for shard, inside in located]
@@ -240,19 +240,19 @@ class PictureFeed:
         return batch
 
 
-class _Filling:
+class _BatchFill:
     """One batch being filled by several threads. The last thread to finish completes the future."""
 
-    def __init__(self, feed: PictureFeed, epoch: int, places: Places, rows: Places, empty: bool) -> None:
+    def __init__(self, feed: PictureFeed, epoch: int, places: Indices, rows: Indices, empty: bool) -> None:
         self._feed, self._epoch, self._places, self._rows, self._empty = feed, epoch, places, rows, empty
-        self._room = feed.allocate(len(rows))
+        self._buffers = feed.allocate(len(rows))
         self._future: Future[Any] = Future()
         self._left = 0
         self._lock = threading.Lock()
 
-    def start(self, threads: ThreadPoolExecutor, most: int) -> Future[Any]:
+    def start(self, threads: ThreadPoolExecutor, max_slices: int) -> Future[Any]:
         count = len(self._rows)
-        slices = max(1, min(most, count // _SLICE))
+        slices = max(1, min(max_slices, count // _SLICE))
         bounds = [count * n // slices for n in range(slices + 1)]
         self._left = slices
         for first, last in pairwise(bounds):
@@ -262,18 +262,18 @@ class _Filling:
     def _fill(self, first: int, last: int) -> None:
         try:
             if not self._future.cancelled():
-                self._feed.fill(self._room, self._epoch, self._places, self._rows, first, last)
+                self._feed.fill(self._buffers, self._epoch, self._places, self._rows, first, last)
             with self._lock:
                 self._left -= 1
                 done = self._left == 0
             if done and not self._future.cancelled():
-                self._end(self._made())
+                self._end(self._finished_batch())
         except BaseException as error:  # noqa: BLE001 - it is raised again where the batch is asked for
             self._fail(error)
 
-    def _made(self) -> Any:
-        batch = self._feed.handed_over(self._room, self._epoch, self._places, self._rows)
-        self._room = {}  # the batch is now the sole owner of its memory
+    def _finished_batch(self) -> Any:
+        batch = self._feed.to_batch(self._buffers, self._epoch, self._places, self._rows)
+        self._buffers = {}  # the batch is now the sole owner of its memory
         if not self._empty:
             return batch
         return PaddingBatch(batch)
@@ -300,7 +300,7 @@ def _tensor(cells: list[Any], column: Column) -> Any:
     return torch.from_numpy(np.stack(cells)) if column.kind == "numbers" else cells
 
 
-def _chosen(rows: Rows, names: Sequence[str] | None) -> tuple[Column, ...]:
+def _selected_columns(rows: Rows, names: Sequence[str] | None) -> tuple[Column, ...]:
     """Return the columns to read: by default all but the original picture size."""
     if names is None:
         return tuple(column for column in rows.columns if column.name not in ("width", "height"))

@@ -30,7 +30,7 @@ class Prefetcher:
 
     def __init__(self, begin: Callable[[Key], Future[Any]], steps: int, depth: int) -> None:
         self._begin, self._steps, self._depth = begin, steps, depth
-        self._under_way: OrderedDict[Key, Future[Any]] = OrderedDict()
+        self._pending: OrderedDict[Key, Future[Any]] = OrderedDict()
         self._next: dict[tuple[int, int], tuple[int, int]] = {}  # (part, parts) -> step increment and next part
         self._last: Key | None = None
         self._lock = threading.Lock()
@@ -38,8 +38,8 @@ class Prefetcher:
     def get(self, key: Key) -> Any:
         with self._lock:
             self._learn(key)
-            future = self._under_way.pop(key, None) or self._begin(key)
-            self._go_on(key)
+            future = self._pending.pop(key, None) or self._begin(key)
+            self._start_next(key)
         return future.result()
 
     def _learn(self, key: Key) -> None:
@@ -47,36 +47,36 @@ class Prefetcher:
         if last is not None and last[0] == key[0] and last[3] == key[3] and last < key:
             self._next[last[2:]] = (key[1] - last[1], key[2])
 
-    def _go_on(self, key: Key) -> None:
-        wanted: list[Key] = []
+    def _start_next(self, key: Key) -> None:
+        expected: list[Key] = []
         epoch, step, part, parts = key
         for _ in range(self._depth):
             more, part = self._next.get((part, parts), (1, part))
             step += more
             if step >= self._steps:
                 epoch, step = epoch + 1, step % self._steps
-            wanted.append((epoch, step, part, parts))
-        for stale in [key for key in self._under_way if key not in wanted]:
-            self._under_way.pop(stale).cancel()  # the reader jumped: cancel batches of the old position
-        for ahead in wanted:
-            if ahead not in self._under_way:
-                self._under_way[ahead] = self._begin(ahead)
+            expected.append((epoch, step, part, parts))
+        for stale in [key for key in self._pending if key not in expected]:
+            self._pending.pop(stale).cancel()  # the reader jumped: cancel batches of the old position
+        for ahead in expected:
+            if ahead not in self._pending:
+                self._pending[ahead] = self._begin(ahead)
 
 
 def pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="headway-data")
 
 
-_KEPT = 8  # more than are ever in use at once; further buffers are returned to the system
+_MAX_FREE = 8  # more than are ever in use at once; further buffers are returned to the system
 
 
-class Buffers:
+class BufferPool:
     """Pool of byte buffers, lent as arrays of any shape."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}
         self._lock = threading.Lock()
-        self.made = 0  # buffers allocated so far, for tests
+        self.allocated = 0  # buffers allocated so far, for tests
 
     def lend(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """Return an uninitialized array. Its memory is reused once nothing refers to it."""
@@ -86,13 +86,13 @@ class Buffers:
             memory = free.pop() if free else None
         if memory is None:
             memory = mmap.mmap(-1, size)
-            self.made += 1
+            self.allocated += 1
         # Not a view of one long-lived array: slices would then keep that array alive instead of this one.
         lent = np.frombuffer(memory, np.uint8, prod(shape))
-        weakref.finalize(lent, self._back, size, memory)
+        weakref.finalize(lent, self._return, size, memory)
         return lent.reshape(shape)
 
-    def _back(self, size: int, memory: mmap.mmap) -> None:
+    def _return(self, size: int, memory: mmap.mmap) -> None:
         """Return memory to the pool.
 
         A finalizer may run in a thread that holds the lock: then the memory is freed instead.
@@ -100,7 +100,7 @@ class Buffers:
         if self._lock.acquire(blocking=False):
             try:
                 free = self._free.setdefault(size, [])
-                if len(free) < _KEPT:
+                if len(free) < _MAX_FREE:
                     free.append(memory)
             finally:
                 self._lock.release()

@@ -117,7 +117,7 @@ def _absorb(state: int, value: int) -> int:
     return x ^ (x >> 31)
 
 
-_WALKS = 0x5EED0001  # separates the groups' row order from the shuffle of positions
+_ROW_ORDER_KEY = 0x5EED0001  # separates the groups' row order from the shuffle of positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ class SampleOrder:
     Pure: a position always gives the same row.
     """
 
-    def __init__(self, pools: Sequence[SampleGroup], length: int, *, shuffle: bool = True) -> None:
-        usable = [pool for pool in pools if len(pool.rows) and pool.share > 0]
+    def __init__(self, groups: Sequence[SampleGroup], length: int, *, shuffle: bool = True) -> None:
+        usable = [pool for pool in groups if len(pool.rows) and pool.share > 0]
         if not usable or length < 1:
             raise BadInput("there are no rows to draw from", fix="check the splits, filters and weights of the data")
         self._rows = [pool.rows for pool in usable]
@@ -146,7 +146,7 @@ class SampleOrder:
     def __len__(self) -> int:
         return self.length
 
-    def at(self, seed: int, epoch: int, positions: NDArray[np.int64]) -> Integers:
+    def rows_at(self, seed: int, epoch: int, positions: NDArray[np.int64]) -> Integers:
         """Return the rows at these positions of this epoch."""
         places = permute(self.length, seed, epoch, positions) if self._shuffle else positions
         if len(self._rows) == 1 and self.length == len(self._rows[0]):
@@ -155,17 +155,19 @@ class SampleOrder:
         found = np.empty(len(places), np.int64)
         for number in np.unique(chosen):
             mine = chosen == number
-            found[mine] = self._walk(seed, int(number), epoch, places[mine] - self._starts[number])
+            found[mine] = self._group_rows(seed, int(number), epoch, places[mine] - self._starts[number])
         return found
 
-    def _walk(self, seed: int, number: int, epoch: int, places: NDArray[np.int64]) -> Integers:
+    def _group_rows(self, seed: int, number: int, epoch: int, places: NDArray[np.int64]) -> Integers:
         """Return a group's rows in shuffled order, round after round: epoch e begins where epoch e-1 stopped."""
         rows = self._rows[number]
         rounds, steps = np.divmod(epoch * int(self.quotas[number]) + places, len(rows))
         found = np.empty(len(places), np.int64)
         for turn in np.unique(rounds):
             mine = rounds == turn
-            order = permute(len(rows), seed ^ (_WALKS + number), int(turn), steps[mine]) if self._shuffle else None
+            order = (
+                permute(len(rows), seed ^ (_ROW_ORDER_KEY + number), int(turn), steps[mine]) if self._shuffle else None
+            )
             found[mine] = _pick(rows, steps[mine] if order is None else order)
         return found
 
@@ -176,13 +178,13 @@ def _pick(rows: Integers | range, places: Integers) -> Integers:
 
 def quotas(shares: Sequence[float], length: int) -> Integers:
     """Round `shares` to integers that sum to `length` (largest remainder): each is off by less than one."""
-    wanted = np.asarray(shares, dtype=np.float64)
-    wanted = wanted / wanted.sum() * length
-    given = np.floor(wanted).astype(np.int64)
-    short = length - int(given.sum())
-    neediest = np.argsort(-(wanted - given), kind="stable")[:short]
-    given[neediest] += 1
-    return np.asarray(given, dtype=np.int64)
+    exact = np.asarray(shares, dtype=np.float64)
+    exact = exact / exact.sum() * length
+    rounded = np.floor(exact).astype(np.int64)
+    short = length - int(rounded.sum())
+    largest_remainders = np.argsort(-(exact - rounded), kind="stable")[:short]
+    rounded[largest_remainders] += 1
+    return np.asarray(rounded, dtype=np.int64)
 
 
 def balanced(rows: Integers, labels: NDArray[np.int64], *, power: float = 0.5, share: float = 1.0) -> list[SampleGroup]:

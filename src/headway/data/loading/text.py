@@ -95,8 +95,8 @@ class SentenceFeed:
 
     @property
     def fingerprint(self) -> str:
-        words = (self.data.fingerprint, self._tokens, self._training, self._max, self.seed)
-        return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+        settings = (self.data.fingerprint, self._tokens, self._training, self._max, self.seed)
+        return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
     def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
         """Return the global row numbers of a batch, or of one rank's part."""
@@ -110,7 +110,7 @@ class SentenceFeed:
         start, stop = share(min(size, len(order) - first), part, parts)
         if start == stop:
             return []
-        rows: list[int] = order.at(seed + bucket, epoch, np.arange(first + start, first + stop)).tolist()
+        rows: list[int] = order.rows_at(seed + bucket, epoch, np.arange(first + start, first + stop)).tolist()
         return rows
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Any:
@@ -125,7 +125,7 @@ class SentenceFeed:
     def _made(self, rows: list[int]) -> dict[str, Any]:
         import torch
 
-        located = self.data.places(np.array(rows))
+        located = self.data.locate(np.array(rows))
         source = [shard.cells("source_ids")[inside] for shard, inside in located]
         target = [shard.cells("target_ids")[inside] for shard, inside in located]
         return {

@@ -87,8 +87,8 @@ class Augment:
         with torch.no_grad():
             changed = pictures.float() / 255
             if self._moves or self.size is not None:
-                changed = _moved(changed, draws, self.size)
-            changed = _coloured(changed, draws, self)
+                changed = _warp(changed, draws, self.size)
+            changed = _jitter_colour(changed, draws, self)
             return (changed.clamp(0, 1) * 255).round().to(torch.uint8)
 
     @property
@@ -109,7 +109,7 @@ def _default() -> Any:
     return torch.get_default_dtype()
 
 
-def _moved(pictures: Tensor, draws: Tensor, size: int | None) -> Tensor:
+def _warp(pictures: Tensor, draws: Tensor, size: int | None) -> Tensor:
     import torch
     import torch.nn.functional as functional
 
@@ -124,7 +124,7 @@ def _moved(pictures: Tensor, draws: Tensor, size: int | None) -> Tensor:
     return functional.grid_sample(pictures, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _coloured(pictures: Tensor, draws: Tensor, by: Augment) -> Tensor:
+def _jitter_colour(pictures: Tensor, draws: Tensor, by: Augment) -> Tensor:
     """Change brightness, contrast, saturation and hue, in this order. Those that are off cost nothing."""
     factors = draws[:, 6:10].view(-1, 4, 1, 1, 1).unbind(1)
     if by.brightness:
@@ -136,7 +136,7 @@ def _coloured(pictures: Tensor, draws: Tensor, by: Augment) -> Tensor:
         grey = _grey(pictures)
         pictures = ((pictures - grey) * factors[2] + grey).clamp(0, 1)
     if by.hue:
-        pictures = _hue_turned(pictures, draws[:, 9])
+        pictures = _rotate_hue(pictures, draws[:, 9])
     return pictures
 
 
@@ -145,15 +145,15 @@ def _grey(pictures: Tensor) -> Tensor:
     return (pictures * weights).sum(dim=1, keepdim=True)
 
 
-def _hue_turned(pictures: Tensor, angle: Tensor) -> Tensor:
+def _rotate_hue(pictures: Tensor, angle: Tensor) -> Tensor:
     """Rotate the hue about the grey axis in YIQ: keeps the luminance and needs no branches."""
     import torch
 
     to = pictures.new_tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
     back = torch.linalg.inv(to)
     cos, sin = torch.cos(angle), torch.sin(angle)
-    nought, one = torch.zeros_like(cos), torch.ones_like(cos)
-    turn = torch.stack([one, nought, nought, nought, cos, -sin, nought, sin, cos], dim=1).view(-1, 3, 3)
+    zero, one = torch.zeros_like(cos), torch.ones_like(cos)
+    turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], dim=1).view(-1, 3, 3)
     return torch.einsum("nij,njhw->nihw", back @ turn @ to, pictures)
 
 
@@ -165,24 +165,24 @@ Bytes = NDArray[np.uint8]
 _scratch = threading.local()  # each thread decodes into its own reusable buffer
 
 
-def put_raw(source: Bytes, place: Bytes, top: float, left: float, mirror: bool) -> None:
-    """Copy a crop of `source` into `place`. `top` and `left` (0 … 1) position it within the available margin."""
-    height, width = place.shape[:2]
+def copy_raw(source: Bytes, target: Bytes, top: float, left: float, mirror: bool) -> None:
+    """Copy a crop of `source` into `target`. `top` and `left` (0 … 1) position it within the available margin."""
+    height, width = target.shape[:2]
     y, x = int(top * (source.shape[0] - height + 1)), int(left * (source.shape[1] - width + 1))
     window = source[y : y + height, x : x + width]
     if not mirror:
-        place[...] = window
+        target[...] = window
         return
     for channel in range(3):  # three strided copies: numpy reverses groups of three bytes more slowly
-        place[:, :, channel] = window[:, ::-1, channel]
+        target[:, :, channel] = window[:, ::-1, channel]
 
 
-def put_jpeg(body: Any, place: Bytes, top: float, left: float, mirror: bool) -> None:
+def copy_jpeg(body: Any, target: Bytes, top: float, left: float, mirror: bool) -> None:
     pixels = decode_jpeg(body)
-    height, width = place.shape[:2]
+    height, width = target.shape[:2]
     if pixels.shape[0] < height or pixels.shape[1] < width:
-        pixels = enlarged(pixels, height, width)
-    put_raw(pixels, place, top, left, mirror)
+        pixels = enlarge(pixels, height, width)
+    copy_raw(pixels, target, top, left, mirror)
 
 
 def decode_jpeg(body: Any) -> Bytes:
@@ -198,7 +198,7 @@ def decode_jpeg(body: Any) -> Bytes:
     return pixels
 
 
-def enlarged(pixels: Bytes, height: int, width: int) -> Bytes:
+def enlarge(pixels: Bytes, height: int, width: int) -> Bytes:
     """Enlarge a picture to at least this height and width, keeping its aspect ratio."""
     from PIL import Image
 

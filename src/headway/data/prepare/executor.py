@@ -22,7 +22,7 @@ Task = Callable[[str], str]
 CONNECT_S = 20.0  # timeout for connecting to a scheduler
 
 
-class ClusterGone(HeadwayError):
+class ClusterLost(HeadwayError):
     """The Dask scheduler or its workers disappeared. Finished shards are kept, so starting again resumes."""
 
 
@@ -30,43 +30,43 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run(task: Task, orders: Iterable[str], *, workers: int, dask: str | None, scratch: Path) -> Iterator[str]:
+def run(task: Task, inputs: Iterable[str], *, workers: int, dask: str | None, scratch: Path) -> Iterator[str]:
     """Yield the receipt of every order. One worker runs in this process; `dask` is the address of a scheduler."""
     if dask is None and workers <= 1:
-        yield from map(task, orders)
+        yield from map(task, inputs)
         return
     with _client(workers, dask, scratch) as client:
-        yield from _on(client, task, orders, dask or "the local cluster")
+        yield from _run_on(client, task, inputs, dask or "the local cluster")
 
 
-def _on(client: Any, task: Task, orders: Iterable[str], where: str) -> Iterator[str]:
-    waiting = iter(orders)
-    ahead = 2 * max(1, len(client.nthreads())) + 2
-    under_way = _distributed().as_completed(_submitted(client, task, islice(waiting, ahead)), loop=client.loop)
-    for future in under_way:
+def _run_on(client: Any, task: Task, inputs: Iterable[str], where: str) -> Iterator[str]:
+    remaining = iter(inputs)
+    in_flight = 2 * max(1, len(client.nthreads())) + 2
+    pending = _distributed().as_completed(_submit(client, task, islice(remaining, in_flight)), loop=client.loop)
+    for future in pending:
         yield _result(future, where)
-        for another in _submitted(client, task, islice(waiting, 1)):
-            under_way.add(another)
+        for started in _submit(client, task, islice(remaining, 1)):
+            pending.add(started)
 
 
-def _submitted(client: Any, task: Task, orders: Iterable[str]) -> list[Any]:
+def _submit(client: Any, task: Task, inputs: Iterable[str]) -> list[Any]:
     # pure=False: otherwise Dask hashes each order to look up a cached result.
-    return [client.submit(task, order, pure=False, retries=2) for order in orders]
+    return [client.submit(task, order, pure=False, retries=2) for order in inputs]
 
 
 def _result(future: Any, where: str) -> str:
     if future.status in ("cancelled", "lost"):
-        raise _gone(where, "the scheduler went away")
+        raise _cluster_gone(where, "the scheduler went away")
     try:
         return str(future.result())
     except _distributed().KilledWorker as error:
-        raise _gone(where, f"its workers died again and again: {error}") from None
+        raise _cluster_gone(where, f"its workers died again and again: {error}") from None
     except (OSError, TimeoutError) as error:
-        raise _gone(where, f"the connection broke: {error}") from None
+        raise _cluster_gone(where, f"the connection broke: {error}") from None
 
 
-def _gone(where: str, why: str) -> ClusterGone:
-    return ClusterGone(
+def _cluster_gone(where: str, why: str) -> ClusterLost:
+    return ClusterLost(
         f"{where}: {why}",
         fix="start it again: finished shards are kept. If workers run out of memory, use fewer of them",
     )
@@ -81,7 +81,7 @@ def _client(workers: int, dask: str | None, scratch: Path) -> Iterator[Any]:
     settings = {"distributed.comm.timeouts.connect": f"{CONNECT_S}s", "distributed.worker.use-file-locking": False}
     with dask_library.config.set(settings):
         if dask is not None:
-            with _connected(dask) as client:
+            with _connect(dask) as client:
                 yield client
             return
         with (
@@ -104,14 +104,14 @@ def _local_cluster(distributed: Any, workers: int, scratch: Path) -> Any:
             silence_logs=logging.CRITICAL,
         )
     except RuntimeError as error:
-        raise ClusterGone(
+        raise ClusterLost(
             f"the workers did not start: {error}",
             fix="in a script, call prepare() below `if __name__ == '__main__':`; or use workers=1",
         ) from error
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[Any]:
+def _connect(address: str) -> Iterator[Any]:
     try:
         client = _distributed().Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:

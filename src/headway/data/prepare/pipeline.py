@@ -28,14 +28,14 @@ from headway.data.download.http import Login
 from headway.data.download.resolve import KnownDataset, resolve
 from headway.data.prepare.executor import run, usable_cores
 from headway.data.prepare.images import FITS, MAX_PIXELS, Fit
-from headway.data.prepare.quality import Threshold, TooMuchBad, alike, check, same
-from headway.data.prepare.shard_task import Chunk, Settings, ShardReport, make_shard, receipt_key
+from headway.data.prepare.quality import Threshold, TooManyBadRows, check, equal_groups, similar_groups
+from headway.data.prepare.shard_task import Chunk, ShardReport, ShardSettings, make_shard, receipt_key
 from headway.data.prepare.split import DEFAULT, ChunkPlan, drop_leaks, split_rows
 from headway.data.prepare.staging import RowStore, made_with, scratch_for
 from headway.data.readers.base import Reader
 from headway.data.readers.detect import reader_for
 from headway.data.readers.files import Tree
-from headway.data.text import BpeTokenizer, Rules, normalised, pair_drop
+from headway.data.text import BpeTokenizer, Rules, normalised, pair_exclusion
 from headway.storage import Store, join, local_path, open_store
 
 # Finalization: turn the receipts into a report, the files beside the shards, and the manifest.
@@ -45,7 +45,7 @@ DROPPED, DUPLICATES, WORDS, TOKENIZER = "dropped.jsonl", "duplicates.jsonl", "wo
 _RANK = {"test": 2, "val": 1}  # a picture in two splits stays in the evaluation split
 
 
-class Ledger:
+class ShardIndex:
     """Index of the finished shards. Per-row details go to the staging file; only shard entries stay in memory."""
 
     def __init__(self, staging: RowStore) -> None:
@@ -53,15 +53,15 @@ class Ledger:
         self._shards: dict[str, tuple[str, ShardFile | None]] = {}
         self.rows = 0
 
-    def enter(self, receipt: ShardReport) -> None:
+    def add(self, receipt: ShardReport) -> None:
         """Record a receipt. A chunk that was made again replaces its earlier entry."""
         if receipt.chunk in self._shards:
-            self._staging.forget(receipt.chunk)
+            self._staging.delete_chunk(receipt.chunk)
         else:
             self.rows += receipt.rows
         self._shards[receipt.chunk] = (receipt.split, receipt.shard)
-        self._staging.drop(receipt.dropped, receipt.chunk)
-        self._staging.note(receipt.chunk, receipt.split, receipt.hashes, receipt.words)
+        self._staging.record_excluded(receipt.dropped, receipt.chunk)
+        self._staging.add_chunk_stats(receipt.chunk, receipt.split, receipt.hashes, receipt.words)
 
     def splits(self, names: Iterable[str]) -> dict[str, tuple[ShardFile, ...]]:
         found: dict[str, list[ShardFile]] = {name: [] for name in names}
@@ -83,13 +83,13 @@ class DuplicateReport:
             for column, value in zip(columns, values, strict=True):
                 column.append(value)
         numbers, files, looks, textured, splits = (np.array(column, dtype=np.int64) for column in columns)
-        self.exact = [self._named(numbers[group]) for group in same(files.view(np.uint64))]
+        self.exact = [self._named(numbers[group]) for group in equal_groups(files.view(np.uint64))]
         shown = np.flatnonzero(textured)  # flat pictures all look alike, so their hashes mean nothing
-        groups = (shown[group] for group in alike(looks[shown].view(np.uint64)))
+        groups = (shown[group] for group in similar_groups(looks[shown].view(np.uint64)))
         self.near = [self._named(numbers[group]) for group in groups if len(np.unique(splits[group])) > 1]
 
     def _named(self, numbers: Any) -> list[tuple[str, str, str]]:
-        return sorted({self._staging.hashed(int(number)) for number in numbers}, key=lambda m: (m[2], m[1], m[0]))
+        return sorted({self._staging.picture_at(int(number)) for number in numbers}, key=lambda m: (m[2], m[1], m[0]))
 
     def lines(self) -> Iterator[dict[str, Any]]:
         for kind, groups in (("exact", self.exact), ("near", self.near)):
@@ -97,7 +97,7 @@ class DuplicateReport:
                 rows = [{"row": row, "split": split} for _, row, split in group]
                 yield {"kind": kind, "across_splits": len({split for *_, split in group}) > 1, "rows": rows}
 
-    def doomed(self) -> dict[str, dict[str, str]]:
+    def rows_to_drop(self) -> dict[str, dict[str, str]]:
         """Return chunk -> row -> reason for rows that val or test also contains (train < val < test)."""
         found: dict[str, dict[str, str]] = defaultdict(dict)
         for kind, groups in (("the same file as", self.exact), ("looks like", self.near)):
@@ -110,23 +110,23 @@ class DuplicateReport:
 
 
 def finish(
-    dest: Store, manifest: Manifest, ledger: Ledger, staging: RowStore, twins: DuplicateReport, scratch: Path
+    dest: Store, manifest: Manifest, index: ShardIndex, staging: RowStore, duplicates: DuplicateReport, scratch: Path
 ) -> Manifest:
     """Write all files beside the shards, the manifest last; then delete the preparation's intermediate files."""
     files = [
         _send_lines(dest, DROPPED, (asdict(line) for line in staging.dropped()), scratch),
-        _send_lines(dest, DUPLICATES, twins.lines(), scratch),
+        _send_lines(dest, DUPLICATES, duplicates.lines(), scratch),
     ]
     if manifest.task == "captions":
         files.append(_send(dest, WORDS, _words(staging)))
     done = replace(
         manifest,
-        splits=ledger.splits(manifest.splits),
+        splits=index.splits(manifest.splits),
         dropped=staging.reasons(),
         files=(*manifest.files, *files),
     )
     dest.write(NAME, done.to_json().encode())
-    _tidy(dest, done)
+    _delete_stale(dest, done)
     return done
 
 
@@ -163,7 +163,7 @@ def send_tokenizer(dest: Store, text: str) -> OtherFile:
     return _send(dest, TOKENIZER, text.encode())
 
 
-def _tidy(dest: Store, manifest: Manifest) -> None:
+def _delete_stale(dest: Store, manifest: Manifest) -> None:
     """Delete the receipts, and stale shards of an earlier preparation that are not in the manifest."""
     wanted = {shard.key for shards in manifest.splits.values() for shard in shards}
     stale = [entry.key for entry in dest.list("shards/") if entry.key not in wanted]
@@ -227,7 +227,7 @@ def prepare(
     workers: int | None = None,
     dask: str | None = None,
     max_bad: str | float = "1%",
-    wishes: PrepareOptions | None = None,
+    options: PrepareOptions | None = None,
     overwrite: bool = False,
     login: Login | None = None,
     progress: Progress | None = None,
@@ -238,27 +238,27 @@ def prepare(
     TooMuchBad if more than `max_bad` rows are bad. Runs on `workers` local processes, or on the Dask scheduler at
     `dask`.
     """
-    wishes, report = wishes or PrepareOptions(), progress or _silent
-    _check(size, encoding, workers, wishes)
+    options, report = options or PrepareOptions(), progress or _no_progress
+    _check(size, encoding, workers, options)
     limit = Threshold.parse(max_bad)
     found = resolve(source, login=login, progress=lambda name, *sizes: report(f"fetching {name}", *sizes))
-    _check_apart(found.url, to)
-    with scratch_for(to) as scratch, _full_disk_said(scratch):
+    _check_no_overlap(found.url, to)
+    with scratch_for(to) as scratch, _disk_full_mapped(scratch):
         tree = Tree(found.url, scratch)
-        wishes = _as_known(wishes, found.known, source)
-        reader = reader_for(tree, wishes.format, year=wishes.year, languages=wishes.languages)
+        options = _with_known_defaults(options, found.known, source)
+        reader = reader_for(tree, options.format, year=options.year, languages=options.languages)
         staging = RowStore(scratch / "rows.sqlite")
-        job = _Job(tree, reader, staging, open_store(to), scratch, wishes, limit, report)
+        job = _Preparation(tree, reader, staging, open_store(to), scratch, options, limit, report)
         job.read()
-        orders = ChunkPlan(staging, job.settings(size, encoding), tree, to)
-        before = job.existing(orders, overwrite)
+        plan = ChunkPlan(staging, job.settings(size, encoding), tree, to)
+        before = job.existing(plan, overwrite)
         if before is not None:
-            chunks = len(orders.proofs)
+            chunks = len(plan.proofs)
             return Summary(url=to, manifest=before, seconds=job.seconds, chunks=chunks, kept=chunks)
-        return job.make(orders, workers or usable_cores(), dask)
+        return job.make(plan, workers or usable_cores(), dask)
 
 
-class _Job:
+class _Preparation:
     """One preparation, from rows to manifest."""
 
     def __init__(
@@ -268,12 +268,12 @@ class _Job:
         staging: RowStore,
         dest: Store,
         scratch: Path,
-        wishes: PrepareOptions,
+        options: PrepareOptions,
         limit: Threshold,
         progress: Progress,
     ) -> None:
         self._tree, self._reader, self._staging, self._dest = tree, reader, staging, dest
-        self._scratch, self._wishes, self._limit, self._progress = scratch, wishes, limit, progress
+        self._scratch, self._options, self._limit, self._progress = scratch, options, limit, progress
         self._began, self._kept, self._total = time.monotonic(), 0, 0
 
     @property
@@ -282,47 +282,47 @@ class _Job:
 
     def read(self) -> None:
         self._progress(f"reading {self._reader.name}", 0, 0)
-        self._staging.take(self._reader.found())
+        self._staging.add_all(self._reader.found())
         self._total = self._staging.count() + self._staging.bad_rows()
         if not self._staging.count():
-            self._too_bad()
+            self._check_bad_rows()
             raise BadInput(f"there are no rows in {self._tree.url}", fix="check the folder, or say --format")
         self._staging.index()
-        split_rows(self._staging, self._wishes.splits, self._wishes.seed)
+        split_rows(self._staging, self._options.splits, self._options.seed)
         drop_leaks(self._staging)
-        self._too_bad()
+        self._check_bad_rows()
 
-    def settings(self, size: int | None, encoding: Encoding) -> Settings:
+    def settings(self, size: int | None, encoding: Encoding) -> ShardSettings:
         task = self._reader.task
         tokenizer = self._bpe() if task == "translation" else ""
         classes = _classes(self._staging.labels(), task) if task in ("classes", "grades") else ()
         columns = {"translation": (), "grades": self._staging.picture_columns()}.get(task, ("picture",))
-        return Settings(
+        return ShardSettings(
             task=task,
             pictures=columns,
             size=size,
-            fit=self._wishes.fit or ("crop" if encoding == "raw" else "short"),
+            fit=self._options.fit or ("crop" if encoding == "raw" else "short"),
             encoding=encoding,
-            quality=self._wishes.quality,
-            max_pixels=self._wishes.max_pixels,
-            rules=self._wishes.rules,
+            quality=self._options.quality,
+            max_pixels=self._options.max_pixels,
+            rules=self._options.rules,
             classes=classes,
             tokenizer=tokenizer,
             numbers=self._staging.number_columns,
             made_with=made_with(),
         )
 
-    def existing(self, orders: ChunkPlan, overwrite: bool) -> Manifest | None:
+    def existing(self, plan: ChunkPlan, overwrite: bool) -> Manifest | None:
         """Return the manifest at the destination if it has the same rows and settings.
 
         Raises BadInput for a different data set, unless `overwrite` is set.
         """
         try:
-            there = read_manifest(self._dest.url, self._dest)
+            manifest = read_manifest(self._dest.url, self._dest)
         except BadInput:
             return None  # there is no manifest, or a damaged one
-        if there.settings.get("proof") == self._proof(orders):
-            return there
+        if manifest.settings.get("proof") == self._proof(plan):
+            return manifest
         if not overwrite:
             raise BadInput(
                 f"{self._dest.url} already holds a data set, made of other rows or with other settings",
@@ -331,57 +331,59 @@ class _Job:
         self._dest.delete(NAME)  # from here until the new manifest is written, there is no data set
         return None
 
-    def make(self, orders: ChunkPlan, workers: int, dask: str | None) -> Summary:
-        ledger = Ledger(self._staging)
-        self._work(orders, orders.chunks(), ledger, workers, dask)
+    def make(self, plan: ChunkPlan, workers: int, dask: str | None) -> Summary:
+        index = ShardIndex(self._staging)
+        self._make_shards(plan, plan.chunks(), index, workers, dask)
         self._progress("looking for duplicates", 0, 0)
-        twins = DuplicateReport(self._staging)
-        doomed = twins.doomed() if self._wishes.duplicates == "drop" else {}
-        if doomed:
-            self._work(orders, orders.chunks(doomed), ledger, workers, dask)
-        self._nothing_left(ledger)
-        tokenizer = orders.settings.tokenizer
+        duplicates = DuplicateReport(self._staging)
+        to_drop = duplicates.rows_to_drop() if self._options.duplicates == "drop" else {}
+        if to_drop:
+            self._make_shards(plan, plan.chunks(to_drop), index, workers, dask)
+        self._require_rows(index)
+        tokenizer = plan.settings.tokenizer
         manifest = Manifest(
-            name=self._wishes.name or "data",
-            task=orders.settings.task,
-            columns=orders.settings.columns,
+            name=self._options.name or "data",
+            task=plan.settings.task,
+            columns=plan.settings.columns,
             splits=dict.fromkeys(self._staging.splits(), ()),
-            classes=orders.settings.classes,
+            classes=plan.settings.classes,
             files=(send_tokenizer(self._dest, tokenizer),) if tokenizer else (),
-            settings=self._said(orders),
-            made_with=orders.settings.made_with,
+            settings=self._recorded_settings(plan),
+            made_with=plan.settings.made_with,
         )
         return Summary(
             url=self._dest.url,
-            manifest=finish(self._dest, manifest, ledger, self._staging, twins, self._scratch),
+            manifest=finish(self._dest, manifest, index, self._staging, duplicates, self._scratch),
             seconds=self.seconds,
-            chunks=len(orders.proofs),
+            chunks=len(plan.proofs),
             kept=self._kept,
             bad_rows=self._staging.bad_rows(),
-            twins={"exact": len(twins.exact), "near": len(twins.near)},
+            twins={"exact": len(duplicates.exact), "near": len(duplicates.near)},
         )
 
-    def _work(self, orders: ChunkPlan, chunks: Iterator[Chunk], ledger: Ledger, workers: int, dask: str | None) -> None:
+    def _make_shards(
+        self, plan: ChunkPlan, chunks: Iterator[Chunk], index: ShardIndex, workers: int, dask: str | None
+    ) -> None:
         finished = self._finished()
 
-        def wanted() -> Iterator[str]:
+        def pending_tasks() -> Iterator[str]:
             for chunk in chunks:
                 known = None if chunk.doomed else finished.get(chunk.name)
-                receipt = self._receipt(chunk.name, orders.proofs[chunk.name]) if known else None
+                receipt = self._receipt(chunk.name, plan.proofs[chunk.name]) if known else None
                 if receipt is None:
-                    yield orders.order(chunk)
+                    yield plan.task_input(chunk)
                 else:
                     self._kept += 1
-                    self._enter(ledger, receipt)
+                    self._add_report(index, receipt)
 
-        workers = min(workers, len(orders.proofs))
-        for text in run(make_shard, wanted(), workers=workers, dask=dask, scratch=self._scratch):
-            self._enter(ledger, ShardReport.from_json(text))
-            self._too_bad()
+        workers = min(workers, len(plan.proofs))
+        for text in run(make_shard, pending_tasks(), workers=workers, dask=dask, scratch=self._scratch):
+            self._add_report(index, ShardReport.from_json(text))
+            self._check_bad_rows()
 
-    def _enter(self, ledger: Ledger, receipt: ShardReport) -> None:
-        ledger.enter(receipt)
-        self._progress("preparing", ledger.rows, self._staging.count())
+    def _add_report(self, index: ShardIndex, receipt: ShardReport) -> None:
+        index.add(receipt)
+        self._progress("preparing", index.rows, self._staging.count())
 
     def _finished(self) -> dict[str, int]:
         """List the existing receipts as chunk name -> size: one listing instead of one request per chunk."""
@@ -400,16 +402,16 @@ class _Job:
             return None
         return receipt
 
-    def _too_bad(self) -> None:
+    def _check_bad_rows(self) -> None:
         try:
             check(self._limit, self._staging, self._total, join(self._dest.url, "dropped.jsonl"))
-        except TooMuchBad:
+        except TooManyBadRows:
             send_report(self._dest, self._staging, self._scratch)
             raise
 
-    def _nothing_left(self, ledger: Ledger) -> None:
+    def _require_rows(self, index: ShardIndex) -> None:
         """Raise BadInput if every row was excluded."""
-        if any(ledger.splits(dict.fromkeys(self._staging.splits(), ())).values()):
+        if any(index.splits(dict.fromkeys(self._staging.splits(), ())).values()):
             return
         send_report(self._dest, self._staging, self._scratch)
         reasons = ", ".join(f"{count} × {reason}" for reason, count in self._staging.reasons().items())
@@ -425,41 +427,41 @@ class _Job:
         def sentences() -> Iterator[str]:
             for pair in self._staging.texts("train"):
                 source, target = normalised(pair[0]), normalised(pair[1])
-                if pair_drop(source, target, self._wishes.rules) is None:
+                if pair_exclusion(source, target, self._options.rules) is None:
                     yield source
                     yield target
 
-        return BpeTokenizer.train(sentences(), size=self._wishes.bpe_size).to_json()
+        return BpeTokenizer.train(sentences(), size=self._options.bpe_size).to_json()
 
-    def _proof(self, orders: ChunkPlan) -> str:
-        return f"{orders.proof}-{self._wishes.duplicates}"
+    def _proof(self, plan: ChunkPlan) -> str:
+        return f"{plan.proof}-{self._options.duplicates}"
 
-    def _said(self, orders: ChunkPlan) -> dict[str, Any]:
+    def _recorded_settings(self, plan: ChunkPlan) -> dict[str, Any]:
         """Return the settings to record in the manifest, for people and for the next start to compare."""
-        settings: dict[str, Any] = json.loads(orders.settings.to_json())
-        for said_elsewhere in ("classes", "tokenizer", "made_with", "task"):
-            del settings[said_elsewhere]
+        settings: dict[str, Any] = json.loads(plan.settings.to_json())
+        for recorded_elsewhere in ("classes", "tokenizer", "made_with", "task"):
+            del settings[recorded_elsewhere]
         return settings | {
             "format": self._reader.name,
-            "duplicates": self._wishes.duplicates,
-            "seed": self._wishes.seed,
-            "proof": self._proof(orders),
+            "duplicates": self._options.duplicates,
+            "seed": self._options.seed,
+            "proof": self._proof(plan),
         }
 
 
-def _check_apart(source: str, to: str) -> None:
+def _check_no_overlap(source: str, to: str) -> None:
     """Raise BadInput if source and destination overlap: the output would be read as part of the source next time."""
     here, there = local_path(source), local_path(to)
     if here is not None and there is not None and (here == there or here in there.parents or there in here.parents):
         raise BadInput(f"{to} and its source {source} lie in each other", fix="choose a place beside it")
 
 
-def _as_known(wishes: PrepareOptions, entry: KnownDataset | None, source: str) -> PrepareOptions:
+def _with_known_defaults(options: PrepareOptions, entry: KnownDataset | None, source: str) -> PrepareOptions:
     """Fill in the data set's name, and the format of a known data set."""
-    name = wishes.name or os.path.basename(source.partition("#")[0].rstrip("/")) or "data"
+    name = options.name or os.path.basename(source.partition("#")[0].rstrip("/")) or "data"
     if entry is None:
-        return replace(wishes, name=name)
-    return replace(wishes, name=name, format=wishes.format or entry.format, year=wishes.year or entry.year)
+        return replace(options, name=name)
+    return replace(options, name=name, format=options.format or entry.format, year=options.year or entry.year)
 
 
 def _classes(labels: list[str], task: str) -> tuple[str, ...]:
@@ -472,22 +474,22 @@ def _classes(labels: list[str], task: str) -> tuple[str, ...]:
     return tuple(str(grade) for grade in range(grades[0], grades[-1] + 1))
 
 
-def _check(size: int | None, encoding: str, workers: int | None, wishes: PrepareOptions) -> None:
+def _check(size: int | None, encoding: str, workers: int | None, options: PrepareOptions) -> None:
     if size is not None and not 8 <= size <= 4096:
         raise BadInput(f"pictures of {size} pixels make no sense here", fix="choose --size between 8 and 4096")
     if encoding not in ("jpeg", "raw"):
         raise BadInput(f"no encoding is called {encoding!r}", fix="choose --encoding jpeg or raw")
-    if wishes.fit is not None and wishes.fit not in FITS:
-        raise BadInput(f"no fit is called {wishes.fit!r}", fix=f"choose one of {', '.join(FITS)}")
-    if encoding == "raw" and (size is None or wishes.fit == "short"):
+    if options.fit is not None and options.fit not in FITS:
+        raise BadInput(f"no fit is called {options.fit!r}", fix=f"choose one of {', '.join(FITS)}")
+    if encoding == "raw" and (size is None or options.fit == "short"):
         raise BadInput("raw pixels need one size for all pictures", fix="choose --size, and --fit crop, squash or pad")
     if workers is not None and workers < 1:
         raise BadInput(f"{workers} workers cannot do anything", fix="choose --workers 1 or more")
-    if not 1 <= wishes.quality <= 100:
-        raise BadInput(f"JPEG quality {wishes.quality} does not exist", fix="choose 1 to 100; 90 is good")
+    if not 1 <= options.quality <= 100:
+        raise BadInput(f"JPEG quality {options.quality} does not exist", fix="choose 1 to 100; 90 is good")
 
 
-class _full_disk_said:
+class _disk_full_mapped:
     """Context manager that converts SQLite and OS disk-full errors to DiskFull."""
 
     def __init__(self, scratch: Path) -> None:
@@ -504,5 +506,5 @@ class _full_disk_said:
             ) from None
 
 
-def _silent(what: str, done: int, total: int) -> None:
+def _no_progress(what: str, done: int, total: int) -> None:
     pass

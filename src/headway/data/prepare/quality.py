@@ -13,13 +13,13 @@ from headway.core.errors import BadInput
 from headway.data.prepare.staging import RowStore
 
 Words = NDArray[np.uint64]
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 BANDS = 4  # two hashes that differ in at most 3 of 64 bits agree in at least one of 4 bands
-NEAR = BANDS - 1
+MAX_DISTANCE = BANDS - 1
 
 
-def same(hashes: Words) -> Iterator[Places]:
+def equal_groups(hashes: Words) -> Iterator[Indices]:
     """Yield groups of two or more positions with equal hashes."""
     order = np.argsort(hashes, kind="stable")
     bounds = np.flatnonzero(np.diff(hashes[order])) + 1
@@ -28,17 +28,17 @@ def same(hashes: Words) -> Iterator[Places]:
             yield np.sort(group)
 
 
-def alike(hashes: Words) -> Iterator[Places]:
+def similar_groups(hashes: Words) -> Iterator[Indices]:
     """Yield groups of two or more positions whose hashes are connected by distances of at most NEAR bits."""
     unique, back = np.unique(hashes, return_inverse=True)
-    roots = _Roots(len(unique))
-    for first, second in _close(unique):
+    roots = _UnionFind(len(unique))
+    for first, second in _near_pairs(unique):
         roots.join(first, second)
-    merged = np.array([roots.of(place) for place in range(len(unique))], dtype=np.uint64)
-    yield from same(merged[back.ravel()])
+    merged = np.array([roots.find(place) for place in range(len(unique))], dtype=np.uint64)
+    yield from equal_groups(merged[back.ravel()])
 
 
-def _close(unique: Words) -> Iterator[tuple[int, int]]:
+def _near_pairs(unique: Words) -> Iterator[tuple[int, int]]:
     """Yield pairs of distinct hashes within NEAR bits.
 
     Compares only hashes that share a band (locality-sensitive hashing).
@@ -46,33 +46,33 @@ def _close(unique: Words) -> Iterator[tuple[int, int]]:
     width = 64 // BANDS
     for band in range(BANDS):
         keys = (unique >> np.uint64(band * width)) & np.uint64((1 << width) - 1)
-        for group in same(keys):
+        for group in equal_groups(keys):
             for at, first in enumerate(group[:-1]):
                 rest = group[at + 1 :]
-                for second in rest[_bits(unique[rest] ^ unique[first]) <= NEAR]:
+                for second in rest[_bits(unique[rest] ^ unique[first]) <= MAX_DISTANCE]:
                     yield int(first), int(second)
 
 
-def _bits(words: Words) -> Places:
+def _bits(words: Words) -> Indices:
     """Count the set bits of each word (numpy 1 lacks bitwise_count)."""
     octets = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1)
     return np.asarray(octets.sum(axis=1), dtype=np.int64)
 
 
-class _Roots:
+class _UnionFind:
     """Union-find with path halving."""
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))
 
-    def of(self, place: int) -> int:
+    def find(self, place: int) -> int:
         while self._above[place] != place:
             self._above[place] = self._above[self._above[place]]
             place = self._above[place]
         return place
 
     def join(self, first: int, second: int) -> None:
-        low, high = sorted((self.of(first), self.of(second)))
+        low, high = sorted((self.find(first), self.find(second)))
         self._above[high] = low
 
 
@@ -110,7 +110,7 @@ class Threshold:
         return str(self.count) if self.count is not None else f"{100 * (self.share or 0):g}%"
 
 
-class TooMuchBad(BadInput):
+class TooManyBadRows(BadInput):
     """The source has more bad rows than allowed."""
 
 
@@ -120,7 +120,7 @@ def check(limit: Threshold, staging: RowStore, total: int, report: str) -> None:
     if bad <= limit.allows(total):
         return
     lines = [f"    {count} × {reason}, such as {example}" for reason, count, example in staging.faults(_SHOWN)]
-    raise TooMuchBad(
+    raise TooManyBadRows(
         f"{bad} of {total} rows are bad, more than the {limit} allowed:\n" + "\n".join(lines),
         where=report,
         fix="mend the source, or allow more with --max-bad; every row is listed in the report",

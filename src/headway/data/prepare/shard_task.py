@@ -23,7 +23,7 @@ from headway.data.dataset.shards import shard_bytes
 from headway.data.prepare.images import MAX_PIXELS, BadPicture, Fit, Shape, decode, encode_jpeg, perceptual_hash
 from headway.data.prepare.staging import ExcludedRow
 from headway.data.readers.base import Task
-from headway.data.text import Rules, caption_drop, load_tokenizer, normalised, pair_drop, split_words
+from headway.data.text import Rules, caption_exclusion, load_tokenizer, normalised, pair_exclusion, split_words
 from headway.storage import Store, open_store
 
 PIPELINE = 2  # increment when the same settings would give different bytes
@@ -32,7 +32,7 @@ _TEXT_ROWS, _PICTURE_ROWS = 20_000, 512  # upper limits, so that small sets also
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class ShardSettings:
     """Everything besides the rows that determines a shard's bytes."""
 
     task: Task
@@ -55,7 +55,7 @@ class Settings:
         return json.dumps(plain, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Settings:
+    def from_json(cls, text: str) -> ShardSettings:
         raw = json.loads(text)
         del raw["pipeline"]
         raw["pictures"], raw["classes"] = tuple(raw["pictures"]), tuple(raw["classes"])
@@ -79,15 +79,15 @@ class Settings:
         return (*found, *(Column(name=name, kind="numbers") for name in self.numbers))
 
     @property
-    def rows_in_a_shard(self) -> int:
+    def rows_per_shard(self) -> int:
         """Rows per shard. Depends on the settings only, never on the number of workers."""
         if not self.pictures:
             return _TEXT_ROWS
         if self.encoding == "raw":
-            row, aim = (self.size or 0) ** 2 * 3 * len(self.pictures), _RAW_SHARD
+            row, target_bytes = (self.size or 0) ** 2 * 3 * len(self.pictures), _RAW_SHARD
         else:
-            row, aim = (self.size or 512) ** 2 // 2 * len(self.pictures), _JPEG_SHARD
-        return max(16, min(_PICTURE_ROWS, aim // max(1, row)))
+            row, target_bytes = (self.size or 512) ** 2 // 2 * len(self.pictures), _JPEG_SHARD
+        return max(16, min(_PICTURE_ROWS, target_bytes // max(1, row)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,31 +144,31 @@ def receipt_key(chunk: str) -> str:
     return f"receipts/{chunk}.json"
 
 
-def make_shard(order: str) -> str:
+def make_shard(task_input: str) -> str:
     """Make one shard from an order and return its receipt, both JSON. Runs in any process that reaches both stores."""
-    asked = json.loads(order)
-    settings, chunk = Settings.from_json(asked["settings"]), Chunk(**json.loads(asked["chunk"]))
-    source, dest = _store(asked["source"]), _store(asked["dest"])
-    made = _Maker(settings, chunk, source).make()
+    task = json.loads(task_input)
+    settings, chunk = ShardSettings.from_json(task["settings"]), Chunk(**json.loads(task["chunk"]))
+    source, dest = _store(task["source"]), _store(task["dest"])
+    builder = _ShardBuilder(settings, chunk, source).build()
     shard = None
-    if made.rows:
-        written = shard_bytes(settings.columns, made.values)
+    if builder.rows:
+        written = shard_bytes(settings.columns, builder.values)
         key = f"shards/{chunk.name}.arrow"
         dest.write(key, written.body)
         shard = ShardFile(key=key, rows=written.rows, bytes=written.body.nbytes, sha256=written.sha256)
-    receipt = ShardReport(
+    report = ShardReport(
         chunk=chunk.name,
         split=chunk.split,
         number=chunk.number,
-        proof=proof_of(asked["settings"], asked["chunk"]),
+        proof=proof_of(task["settings"], task["chunk"]),
         rows=len(chunk.rows),
         shard=shard,
-        dropped=made.dropped,
-        hashes=made.hashes,
-        words=dict(sorted(made.words.items())),
+        dropped=builder.dropped,
+        hashes=builder.hashes,
+        words=dict(sorted(builder.words.items())),
     ).to_json()
-    dest.write(receipt_key(chunk.name), receipt.encode())
-    return receipt
+    dest.write(receipt_key(chunk.name), report.encode())
+    return report
 
 
 @lru_cache(maxsize=8)
@@ -181,15 +181,15 @@ def _tokenizer(text: str) -> Any:
     return load_tokenizer(text)
 
 
-def _filled(values: Sequence[float | None] | None, count: int) -> list[float]:
+def _nan_filled(values: Sequence[float | None] | None, count: int) -> list[float]:
     """Replace missing values by NaN."""
     return [math.nan if value is None else value for value in values or [None] * count]
 
 
-class _Maker:
+class _ShardBuilder:
     """Builds the columns of a shard row by row."""
 
-    def __init__(self, settings: Settings, chunk: Chunk, source: Store) -> None:
+    def __init__(self, settings: ShardSettings, chunk: Chunk, source: Store) -> None:
         self._settings, self._chunk, self._source = settings, chunk, source
         self._shape = Shape(settings.size, settings.fit)
         self._classes = {name: number for number, name in enumerate(settings.classes)}
@@ -204,26 +204,26 @@ class _Maker:
         self.hashes: list[tuple[str, int, int | None]] = []
         self.words: Counter[str] = Counter()
 
-    def make(self) -> _Maker:
+    def build(self) -> _ShardBuilder:
         for row in self._chunk.rows:
             if row["id"] in self._chunk.doomed:
-                self._drop(row, "duplicate of another split", self._chunk.doomed[row["id"]], fault=False)
+                self._exclude(row, "duplicate of another split", self._chunk.doomed[row["id"]], fault=False)
                 continue
             texts = self._texts(row)
             pictures = None if texts is None else self._pictures(row)
             if texts is not None and pictures is not None:
-                self._keep(row, texts, pictures)
+                self._add_row(row, texts, pictures)
         for name in self._settings.pictures:
             if self._raw:
                 self.values[name] = self.values[name][: self.rows]
         return self
 
-    def _keep(self, row: dict[str, Any], texts: dict[str, Any], pictures: dict[str, tuple[Any, Any]]) -> None:
+    def _add_row(self, row: dict[str, Any], texts: dict[str, Any], pictures: dict[str, tuple[Any, Any]]) -> None:
         self.values["id"].append(row["id"])
         for name, value in texts.items():
             self.values[name].append(value)
         for name, count in self._settings.numbers.items():
-            self.values[name].append(_filled(row.get("numbers", {}).get(name), count))
+            self.values[name].append(_nan_filled(row.get("numbers", {}).get(name), count))
         for name, (stored, _) in pictures.items():
             if self._raw:
                 self.values[name][self.rows] = stored.reshape(-1)
@@ -242,7 +242,7 @@ class _Maker:
             return self._sentences(row)
         label = row["label"]
         if label not in self._classes:
-            self._drop(row, "unknown class", repr(label), fault=True)
+            self._exclude(row, "unknown class", repr(label), fault=True)
             return None
         return {"label": self._classes[label]}
 
@@ -250,13 +250,13 @@ class _Maker:
         kept: list[str] = []
         for text, flag in row["captions"]:
             clean = normalised(text)
-            why = caption_drop(clean, flag, self._settings.rules)
+            why = caption_exclusion(clean, flag, self._settings.rules)
             if why is None:
                 kept.append(clean)
             else:
-                self._drop(row, why.reason, why.detail, fault=why.fault)
+                self._exclude(row, why.reason, why.detail, fault=why.fault)
         if not kept:
-            self._drop(row, "no caption left" if row["captions"] else "no caption", fault=False)
+            self._exclude(row, "no caption left" if row["captions"] else "no caption", fault=False)
             return None
         if self._chunk.split == "train":
             for text in kept:
@@ -265,9 +265,9 @@ class _Maker:
 
     def _sentences(self, row: dict[str, Any]) -> dict[str, Any] | None:
         source, target = (normalised(row["texts"][side]) for side in ("source", "target"))
-        why = pair_drop(source, target, self._settings.rules)
+        why = pair_exclusion(source, target, self._settings.rules)
         if why is not None:
-            self._drop(row, why.reason, why.detail, fault=why.fault)
+            self._exclude(row, why.reason, why.detail, fault=why.fault)
             return None
         encode = _tokenizer(self._settings.tokenizer).encode
         return {"source": source, "target": target, "source_ids": encode(source), "target_ids": encode(target)}
@@ -281,10 +281,10 @@ class _Maker:
                 body = self._source.read(key)
                 decoded = decode(body, self._shape, max_pixels=self._settings.max_pixels)
             except NotThere:
-                self._drop(row, "picture missing", key, fault=True)
+                self._exclude(row, "picture missing", key, fault=True)
                 return None
             except BadPicture as error:
-                self._drop(row, "picture unreadable", f"{key}: {error}", fault=True)
+                self._exclude(row, "picture unreadable", f"{key}: {error}", fault=True)
                 return None
             stored = decoded.pixels if self._raw else encode_jpeg(decoded.pixels, self._settings.quality)
             made[name] = (stored, decoded)
@@ -293,6 +293,6 @@ class _Maker:
         self.hashes += hashes
         return made
 
-    def _drop(self, row: dict[str, Any], reason: str, detail: str = "", *, fault: bool) -> None:
+    def _exclude(self, row: dict[str, Any], reason: str, detail: str = "", *, fault: bool) -> None:
         line = ExcludedRow(row=row["id"], split=self._chunk.split, reason=reason, detail=detail, fault=fault)
         self.dropped.append(line)

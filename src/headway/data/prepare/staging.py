@@ -29,7 +29,7 @@ from headway.storage import local_path
 
 
 FOLDER = ".work"
-_MATTER = ("pyarrow", "simplejpeg", "pyvips-binary", "pyvips", "pillow", "tokenizers")
+_VERSIONED_LIBRARIES = ("pyarrow", "simplejpeg", "pyvips-binary", "pyvips", "pillow", "tokenizers")
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def scratch_for(to: str) -> Iterator[Path]:
 def made_with() -> Mapping[str, str]:
     """Return the versions of the libraries that can affect a shard's bytes. Cached: the lookup takes 14 ms."""
     found: dict[str, str] = {}
-    for name in _MATTER:
+    for name in _VERSIONED_LIBRARIES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -105,18 +105,18 @@ class RowStore:
     def close(self) -> None:
         self._db.close()
 
-    def take(self, found: Iterable[Found]) -> None:
+    def add_all(self, found: Iterable[Found]) -> None:
         """Store everything a reader yields, then report captions whose row does not exist."""
         rows: list[Row] = []
         captions: list[Caption] = []
         bad: list[ExcludedRow] = []
-        for thing in found:
-            if isinstance(thing, Row):
-                rows.append(thing)
-            elif isinstance(thing, Caption):
-                captions.append(thing)
+        for item in found:
+            if isinstance(item, Row):
+                rows.append(item)
+            elif isinstance(item, Caption):
+                captions.append(item)
             else:
-                bad.append(_dropped(thing))
+                bad.append(_excluded_row(item))
             if len(rows) + len(captions) + len(bad) >= _BATCH:
                 self._flush(rows, captions, bad)
         self._flush(rows, captions, bad)
@@ -133,7 +133,7 @@ class RowStore:
             if not is_unicode(c.text)
         ]
         self._db.executemany("insert into captions (row, text, flag) values (?, ?, ?)", usable)
-        self.drop([*bad, *broken])
+        self.record_excluded([*bad, *broken])
         for batch in (rows, captions, bad):
             batch.clear()
 
@@ -145,13 +145,13 @@ class RowStore:
         body = json.dumps(known, sort_keys=True)
         values = (row.id, row.name or row.id, row.split, row.group, row.label, body)
         if not all(is_unicode(value) for value in values):
-            self.drop([ExcludedRow(row=ascii(row.id), reason="not UTF-8", split=row.split, fault=True)])
+            self.record_excluded([ExcludedRow(row=ascii(row.id), reason="not UTF-8", split=row.split, fault=True)])
             return
         try:
             self._db.execute("insert into rows (id, name, split, grp, label, body) values (?, ?, ?, ?, ?, ?)", values)
         except sqlite3.IntegrityError:
             if not row.again:
-                self.drop([ExcludedRow(row=row.id, reason="id used twice", split=row.split, fault=True)])
+                self.record_excluded([ExcludedRow(row=row.id, reason="id used twice", split=row.split, fault=True)])
 
     def _report_orphans(self) -> None:
         """Report captions without a row, unless the row itself was already reported as dropped."""
@@ -161,7 +161,7 @@ class RowStore:
             " where row not in (select id from rows) and row not in (select row from dropped) order by seq"
         )
 
-    def drop(self, lines: Iterable[ExcludedRow], chunk: str = "") -> None:
+    def record_excluded(self, lines: Iterable[ExcludedRow], chunk: str = "") -> None:
         self._db.executemany(
             "insert into dropped (chunk, row, split, reason, detail, fault) values (?, ?, ?, ?, ?, ?)",
             [(chunk, d.row, d.split, d.reason, d.detail, int(d.fault)) for d in lines],
@@ -171,7 +171,7 @@ class RowStore:
         """Delete rows and record the reason in the report."""
         for row in ids:
             split, name = self._db.execute("select split, name from rows where id = ?", (row,)).fetchone()
-            self.drop([ExcludedRow(row=name, split=split, reason=reason, detail=detail, fault=fault)])
+            self.record_excluded([ExcludedRow(row=name, split=split, reason=reason, detail=detail, fault=fault)])
         self._db.executemany("delete from rows where id = ?", [(row,) for row in ids])
 
     def count(self, split: str | None = None) -> int:
@@ -219,7 +219,7 @@ class RowStore:
         )
         self._db.execute("drop table chosen")
 
-    def leaking(self) -> Iterator[tuple[str, str, str]]:
+    def rows_in_two_splits(self) -> Iterator[tuple[str, str, str]]:
         """Yield (row, group, other split) for rows whose group also occurs in a later split (val or test)."""
         rank = "case {}.split when 'test' then 2 when 'val' then 1 else 0 end"
         here, there = rank.format("a"), rank.format("b")
@@ -245,13 +245,13 @@ class RowStore:
             texts = json.loads(body)["texts"]
             yield texts["source"], texts["target"]
 
-    def note(self, chunk: str, split: str, hashes: Iterable[Hashes], words: dict[str, int]) -> None:
+    def add_chunk_stats(self, chunk: str, split: str, hashes: Iterable[Hashes], words: dict[str, int]) -> None:
         """Store the picture hashes and word counts of a chunk's receipt."""
         values = [(chunk, row, split, _signed(exact), _signed(near)) for row, exact, near in hashes]
         self._db.executemany("insert into hashes (chunk, row, split, exact, near) values (?, ?, ?, ?, ?)", values)
         self._db.execute("insert into words values (?, ?)", (chunk, json.dumps(words)))
 
-    def forget(self, chunk: str) -> None:
+    def delete_chunk(self, chunk: str) -> None:
         """Delete the records of a chunk that is being made again."""
         for table in ("dropped", "hashes", "words"):
             self._db.execute(f"delete from {table} where chunk = ?", (chunk,))
@@ -260,7 +260,7 @@ class RowStore:
         """Yield (number, file hash, perceptual hash, split) of each kept picture; hashes are signed 64-bit integers."""
         yield from self._db.execute("select seq, exact, near, split from hashes order by seq")
 
-    def hashed(self, number: int) -> tuple[str, str, str]:
+    def picture_at(self, number: int) -> tuple[str, str, str]:
         """Return (chunk, row, split) of a picture."""
         found = self._db.execute("select chunk, row, split from hashes where seq = ?", (number,)).fetchone()
         return str(found[0]), str(found[1]), str(found[2])
@@ -289,7 +289,7 @@ class RowStore:
             yield ExcludedRow(row=row, split=split, reason=reason, detail=detail, fault=bool(fault))
 
 
-def _dropped(bad: Bad) -> ExcludedRow:
+def _excluded_row(bad: Bad) -> ExcludedRow:
     row, detail = (value if is_unicode(value) else ascii(value) for value in (bad.row, bad.detail))
     return ExcludedRow(row=row, reason=bad.reason, detail=detail, fault=bad.fault)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from headway.core.errors import BadInput
 from headway.data.readers.base import Bad, Caption, Found, Row, Task, split_name
-from headway.data.readers.files import Tree, arrays, below, decoded, elements, first_mark
+from headway.data.readers.files import Tree, arrays, decode_utf8, elements, first_character, sanitized_key
 
 
 class Flickr8k:
@@ -28,7 +28,7 @@ class Flickr8k:
         splits = self._splits()
         seen = ""
         for number, line in self._tree.lines(token_file(self._tree)):
-            text = decoded(line)
+            text = decode_utf8(line)
             if text is None:
                 yield Bad(row=f"line {number}", reason="not UTF-8")
                 continue
@@ -49,18 +49,21 @@ class Flickr8k:
             return Bad(row=name, reason="in no split", detail="none of the split lists names it", fault=False)
         try:
             return Row(
-                id=name, split=splits.get(name, ""), pictures={"picture": self._folder + below(name)}, again=True
+                id=name,
+                split=splits.get(name, ""),
+                pictures={"picture": self._folder + sanitized_key(name)},
+                again=True,
             )
         except BadInput as error:
             return Bad(row=name, reason="path leads outside", detail=error.problem.what)
 
     def _splits(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        for key in self._tree.survey.documents:
+        for key in self._tree.summary.documents:
             split = split_name(key.rpartition("/")[2])
             if key.lower().endswith("images.txt") and split:
                 for _, line in self._tree.lines(key):
-                    name = (decoded(line) or "").strip()
+                    name = (decode_utf8(line) or "").strip()
                     if name:
                         found[name] = split
         return found
@@ -68,13 +71,13 @@ class Flickr8k:
 
 def token_file(tree: Tree) -> str:
     """Return the file with all captions, not the lemmatised one; empty if there is none."""
-    names = [key for key in tree.survey.documents if key.lower().endswith(".token.txt") and "lemma" not in key.lower()]
+    names = [key for key in tree.summary.documents if key.lower().endswith(".token.txt") and "lemma" not in key.lower()]
     return min(names, key=len) if names else ""
 
 
 def _picture_folder(tree: Tree) -> str:
     folders = sorted(
-        tree.survey.folders, key=lambda f: ("image" not in f.lower() and "dataset" not in f.lower(), len(f))
+        tree.summary.folders, key=lambda f: ("image" not in f.lower() and "dataset" not in f.lower(), len(f))
     )
     return "" if not folders or folders[0] == "." else folders[0] + "/"
 
@@ -90,7 +93,7 @@ class Listed:
         self._tree = tree
 
     def found(self) -> Iterator[Found]:
-        for key in documents(self._tree):
+        for key in caption_lists(self._tree):
             for place, entry in enumerate(elements(self._tree.document(key)), 1):
                 yield from self._entry(entry, f"{key}: entry {place}", split_name(key.rpartition("/")[2]))
 
@@ -104,7 +107,7 @@ class Listed:
             yield Bad(row=where, reason="wrong type", detail=detail)
             return
         try:
-            picture = self._picture(below(name))
+            picture = self._picture(sanitized_key(name))
         except BadInput as error:
             yield Bad(row=where, reason="path leads outside", detail=error.problem.what)
             return
@@ -117,22 +120,22 @@ class Listed:
                 yield Bad(row=name, reason="wrong type", detail=f"a caption is {caption!r}")
 
     def _picture(self, name: str) -> str:
-        folders = self._tree.survey.folders
+        folders = self._tree.summary.folders
         if "/" in name or "." in folders or "images" not in folders:
             return name
         return f"images/{name}"
 
 
-def documents(tree: Tree) -> list[str]:
+def caption_lists(tree: Tree) -> list[str]:
     """Return JSON files near the top that are lists of objects with a picture and captions."""
-    near = [key for key in tree.survey.documents if key.endswith(".json") and key.count("/") <= 1]
+    near = [key for key in tree.summary.documents if key.endswith(".json") and key.count("/") <= 1]
     return [key for key in near if "caption" in key and "result" not in key and _is_list(tree, key)]
 
 
 def _is_list(tree: Tree, key: str) -> bool:
     path = tree.document(key)
     try:
-        if first_mark(path) != "[":
+        if first_character(path) != "[":
             return False
         first = next(elements(path), None)
     except BadInput:
@@ -167,7 +170,7 @@ class Coco:
 
 def coco_documents(tree: Tree) -> list[str]:
     """Return the caption files, without `…_results.json` and `instances_…`, which have no captions to learn from."""
-    found = [key for key in tree.survey.documents if _FILE.search(key)]
+    found = [key for key in tree.summary.documents if _FILE.search(key)]
     return [key for key in found if "result" not in key and "/instances" not in "/" + key]
 
 
@@ -183,12 +186,12 @@ def _of_one_year(keys: list[str], year: str | None) -> list[str]:
 
 def read_images_and_annotations(tree: Tree, key: str, split: str) -> Iterator[Found]:
     """Read a file in COCO's format, also used by VizWiz. Rows are named by their image numbers."""
-    place = _PicturePlaces(tree, key)
+    picture_folders = _PictureFolders(tree, key)
     for array, entry in arrays(tree.document(key), _ARRAYS):
-        yield _image(entry, key, split, place) if array == "images" else _annotation(entry, key)
+        yield _image(entry, key, split, picture_folders) if array == "images" else _annotation(entry, key)
 
 
-def _image(entry: Any, key: str, split: str, place: _PicturePlaces) -> Found:
+def _image(entry: Any, key: str, split: str, picture_folders: _PictureFolders) -> Found:
     if not isinstance(entry, dict):
         return Bad(
             row=f"{key}: images", reason="wrong type", detail=f"an image is {type(entry).__name__}, not an object"
@@ -200,7 +203,7 @@ def _image(entry: Any, key: str, split: str, place: _PicturePlaces) -> Found:
     own = entry.get("split")
     split = split_name(own) if isinstance(own, str) and split_name(own) else split
     try:
-        picture = place.of(below(name), own if isinstance(own, str) else "", split)
+        picture = picture_folders.locate(sanitized_key(name), own if isinstance(own, str) else "", split)
     except BadInput as error:
         return Bad(row=_row_id(key, number), reason="path leads outside", detail=error.problem.what)
     return Row(id=_row_id(key, number), name=str(number), split=split, pictures={"picture": picture})
@@ -230,19 +233,19 @@ def _row_id(key: str, number: int | str) -> str:
     return f"{stem}/{number}"
 
 
-class _PicturePlaces:
+class _PictureFolders:
     """Finds the folder of a file's pictures: COCO has train2014/, mirrors have images/, others no folder."""
 
     def __init__(self, tree: Tree, key: str) -> None:
-        self._folders = tree.survey.folders
+        self._folders = tree.summary.folders
         self._year = match[0] if (match := _YEAR.search(key.rpartition("/")[2])) else ""
         self._chosen: dict[tuple[str, str], str] = {}
 
-    def of(self, name: str, own: str, split: str) -> str:
-        asked = (own, split)
-        if asked not in self._chosen:
-            self._chosen[asked] = self._choose(own, split, name)
-        folder = self._chosen[asked]
+    def locate(self, name: str, entry_split: str, split: str) -> str:
+        key = (entry_split, split)
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(entry_split, split, name)
+        folder = self._chosen[key]
         return f"{folder}/{name}" if folder else name
 
     def _choose(self, own: str, split: str, name: str) -> str:
@@ -279,5 +282,5 @@ class VizWiz:
 
 def vizwiz_documents(tree: Tree) -> list[str]:
     """Return train.json and the like, at the top or in `annotations`: other data sets use these names elsewhere."""
-    found = [key for key in tree.survey.documents if key.rpartition("/")[2] in _NAMES]
+    found = [key for key in tree.summary.documents if key.rpartition("/")[2] in _NAMES]
     return [key for key in found if key.rpartition("/")[0].rpartition("/")[2] in ("", "annotations")]

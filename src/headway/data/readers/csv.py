@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from headway.core.errors import BadInput
 from headway.data.readers.base import Bad, Caption, Found, Row, Task, split_name
-from headway.data.readers.files import Tree, arrays, below, is_picture
+from headway.data.readers.files import Tree, arrays, is_picture, sanitized_key
 from headway.data.text import is_unicode
 
 _FILE = ("file", "file_name", "filename", "path", "image", "image_path", "picture")
@@ -50,14 +50,14 @@ class Table:
                 yield from self._rows(key, header)
 
     def _rows(self, key: str, header: Header) -> Iterator[Found]:
-        of_file, seen = split_name(key.rpartition("/")[2]), ""
+        file_split, seen = split_name(key.rpartition("/")[2]), ""
         for number, line in _records(self._tree, key):
             where = f"{key}: line {number}"
             if isinstance(line, str):
                 yield Bad(row=where, reason=line)
                 continue
             name, value = (line.get(header.file) or "").strip(), (line.get(header.value) or "").strip()
-            more = (line.get(header.split) or "", line.get(header.group) or "", of_file)
+            more = (line.get(header.split) or "", line.get(header.group) or "", file_split)
             row = self._row(name, value, where, more)
             if name != seen or self.task != "captions":
                 yield row
@@ -73,7 +73,7 @@ class Table:
         if self.task == "classes" and not value:
             return Bad(row=where, reason="no class")
         try:
-            picture = self._picture(below(name))
+            picture = self._picture(sanitized_key(name))
         except BadInput as error:
             return Bad(row=where, reason="path leads outside", detail=error.problem.what)
         split, group, of_file = more
@@ -91,22 +91,22 @@ class Table:
         """Return the picture's key: tables name files with or without folder and extension."""
         name = name if is_picture(name) else name + ".jpg"
         inside = name.rpartition("/")[0] or "."
-        if inside in self._tree.survey.folders:
+        if inside in self._tree.summary.folders:
             return name
-        folders = sorted(f for f in self._tree.survey.folders if inside == "." or f"/{f}".endswith(f"/{inside}"))
+        folders = sorted(f for f in self._tree.summary.folders if inside == "." or f"/{f}".endswith(f"/{inside}"))
         if not folders or folders[0] == ".":
             return name
         return f"{folders[0].removesuffix(inside)}{'' if inside != '.' else '/'}{name}".lstrip("/")
 
 
 def table_files(tree: Tree) -> list[str]:
-    return [key for key in tree.survey.documents if key.lower().endswith((".csv", ".tsv")) and key.count("/") <= 1]
+    return [key for key in tree.summary.documents if key.lower().endswith((".csv", ".tsv")) and key.count("/") <= 1]
 
 
 def read_header(tree: Tree, key: str) -> Header | None:
     """Read the header, or return None if it names no pictures."""
-    with _opened(tree, key) as lines:
-        first = next(csv.reader(lines, delimiter=_mark(key)), [])
+    with _open_text(tree, key) as lines:
+        first = next(csv.reader(lines, delimiter=_delimiter(key)), [])
     names = {name.strip().lower(): name for name in first}
 
     def pick(choices: tuple[str, ...]) -> str:
@@ -124,8 +124,8 @@ def read_header(tree: Tree, key: str) -> Header | None:
 
 def _records(tree: Tree, key: str) -> Iterator[tuple[int, dict[str, str] | str]]:
     """Yield lines as dictionaries, or an error text for a bad line. Handles quoted line breaks."""
-    with _opened(tree, key) as file:
-        reader = csv.DictReader(file, delimiter=_mark(key))
+    with _open_text(tree, key) as file:
+        reader = csv.DictReader(file, delimiter=_delimiter(key))
         try:
             for line in reader:
                 values = [value for value in line.values() if isinstance(value, str)]
@@ -134,12 +134,12 @@ def _records(tree: Tree, key: str) -> Iterator[tuple[int, dict[str, str] | str]]
             yield reader.line_num, f"not CSV: {error}"
 
 
-def _opened(tree: Tree, key: str) -> TextIO:
+def _open_text(tree: Tree, key: str) -> TextIO:
     """Open with surrogateescape, so that invalid UTF-8 costs only its own line."""
     return tree.document(key).open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def _mark(key: str) -> str:
+def _delimiter(key: str) -> str:
     return "\t" if key.lower().endswith(".tsv") else ","
 
 
@@ -164,14 +164,14 @@ class GradedPairs:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._key = next(key for key in tree.survey.documents if key.rpartition("/")[2] == NAME)
+        self._key = next(key for key in tree.summary.documents if key.rpartition("/")[2] == NAME)
 
     def found(self) -> Iterator[Found]:
-        for place, (split, entry) in enumerate(arrays(self._tree.document(self._key), _SPLITS), 1):
-            yield self._row(entry, split, place)
+        for number, (split, entry) in enumerate(arrays(self._tree.document(self._key), _SPLITS), 1):
+            yield self._row(entry, split, number)
 
-    def _row(self, entry: Any, split: str, place: int) -> Found:
-        where = f"{self._key}: {split}: entry {place}"
+    def _row(self, entry: Any, split: str, number: int) -> Found:
+        where = f"{self._key}: {split}: entry {number}"
         if not isinstance(entry, dict):
             return Bad(row=where, reason="wrong type", detail=f"an entry is {type(entry).__name__}, not an object")
         name, grade = entry.get("cert_id"), entry.get("grade")
@@ -208,7 +208,7 @@ class GradedPairs:
         if root is not None and path.startswith(f"{root}/"):
             path = path[len(str(root)) + 1 :]
         folder = self._key.rpartition("/")[0]
-        return below(f"{folder}/{path}" if folder and not path.startswith("/") else path)
+        return sanitized_key(f"{folder}/{path}" if folder and not path.startswith("/") else path)
 
 
 def _targets(entry: dict[str, Any]) -> list[float | None]:
@@ -216,24 +216,24 @@ def _targets(entry: dict[str, Any]) -> list[float | None]:
     edge, center = (_sides(entry, name) for name in ("edge", "center"))
     found: list[float | None] = []
     for side in ("back", "front"):
-        found.append(None if edge.get(side) is None else _share(edge[side], f"edge of the {side}"))
+        found.append(None if edge.get(side) is None else _fraction(edge[side], f"edge of the {side}"))
         pair = [None, None] if center.get(side) is None else center[side]
         if not isinstance(pair, list) or len(pair) != 2:
             raise ValueError(f"center of the {side} is {pair!r}, not [across, down]")
-        found += [None if value is None else _share(value, f"center of the {side}") for value in pair]
+        found += [None if value is None else _fraction(value, f"center of the {side}") for value in pair]
     return found
 
 
 def _sides(entry: dict[str, Any], name: str) -> dict[str, Any]:
-    said = entry.get(name)
-    if said is None:
+    sides = entry.get(name)
+    if sides is None:
         return {}
-    if not isinstance(said, dict) or not said.keys() <= {"front", "back"}:
-        raise ValueError(f'{name} is {said!r}, not {{"front": …, "back": …}}')
-    return said
+    if not isinstance(sides, dict) or not sides.keys() <= {"front", "back"}:
+        raise ValueError(f'{name} is {sides!r}, not {{"front": …, "back": …}}')
+    return sides
 
 
-def _share(value: Any, what: str) -> float:
+def _fraction(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise ValueError(f"{what} is {value!r}, not a number from 0 to 1")
     return float(value)

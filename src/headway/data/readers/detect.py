@@ -86,16 +86,16 @@ def detect(tree: Tree) -> str:
     for kind, sign in _SIGNS:
         if sign(tree):
             return kind
-    survey = tree.survey
+    summary = tree.summary
     raise BadInput(
         f"{tree.url} looks like none of the data sets known here"
-        f" ({survey.pictures} pictures in {len(survey.folders)} folders, {len(survey.documents)} other files)",
+        f" ({summary.pictures} pictures in {len(summary.folders)} folders, {len(summary.documents)} other files)",
         fix=f"say what it is with --format ({', '.join(sorted(READERS))}), or see docs/data.md for the layouts",
     )
 
 
 def _ends(tree: Tree, name: str) -> bool:
-    return any(key.rpartition("/")[2] == name for key in tree.survey.documents)
+    return any(key.rpartition("/")[2] == name for key in tree.summary.documents)
 
 
 _SIGNS: tuple[tuple[str, Callable[[Tree], bool]], ...] = (
@@ -103,18 +103,18 @@ _SIGNS: tuple[tuple[str, Callable[[Tree], bool]], ...] = (
     ("flickr8k", lambda tree: bool(captions.token_file(tree))),
     ("listed", lambda tree: bool(_listed(tree))),
     ("coco", lambda tree: bool(captions.coco_documents(tree))),
-    ("vizwiz", lambda tree: bool(captions.vizwiz_documents(tree)) and tree.survey.pictures > 0),
+    ("vizwiz", lambda tree: bool(captions.vizwiz_documents(tree)) and tree.summary.pictures > 0),
     ("table", lambda tree: any(csv.read_header(tree, key) for key in csv.table_files(tree))),
-    ("parallel", lambda tree: tree.survey.pictures == 0 and _is_parallel(tree)),
-    ("folders", files.looks_like_it),
+    ("parallel", lambda tree: tree.summary.pictures == 0 and _is_parallel(tree)),
+    ("folders", files.has_class_folders),
 )
 
 
 def _listed(tree: Tree) -> list[str]:
-    from headway.data.readers.captions import documents
+    from headway.data.readers.captions import caption_lists
 
-    return documents(tree)
+    return caption_lists(tree)
 
 
 def _is_parallel(tree: Tree) -> bool:
-    return bool(parallel_text.stems(tree)) or any(key.endswith(".tsv") for key in tree.survey.documents)
+    return bool(parallel_text.stems(tree)) or any(key.endswith(".tsv") for key in tree.summary.documents)

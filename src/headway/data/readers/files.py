@@ -20,17 +20,17 @@ from headway.storage.transfer import fetch_file
 
 
 _BLOCK = 1 << 16
-_MORE = 1 << 26  # a larger single value is not an annotation
+_MAX_VALUE_CHARS = 1 << 26  # a larger single value is not an annotation
 _SPACE = " \t\r\n"
 
 
-def arrays(path: Path, wanted: frozenset[str]) -> Iterator[tuple[str, Any]]:
+def arrays(path: Path, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
     """Yield (key, element) for each element of the wanted arrays of the object in `path`, in file order.
 
     Raises BadInput, with the position, for anything that is not JSON, not UTF-8 or not an object.
     """
     with path.open("rb") as file:
-        yield from _Scanner(file, path).members(wanted)
+        yield from _Scanner(file, path).members(names)
 
 
 def elements(path: Path) -> Iterator[Any]:
@@ -41,7 +41,7 @@ def elements(path: Path) -> Iterator[Any]:
         yield from scanner.elements()
 
 
-def first_mark(path: Path) -> str:
+def first_character(path: Path) -> str:
     """Return the first non-space character: `{`, `[`, or something else if the file is not the expected JSON."""
     with path.open("rb") as file:
         return _Scanner(file, path).peek()
@@ -54,14 +54,14 @@ class _Scanner:
         self._text, self._at, self._before, self._ended = "", 0, 0, False
         self._parse = json.JSONDecoder().raw_decode
 
-    def members(self, wanted: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    def members(self, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
         self.expect("{")
         if self.peek() == "}":
             return
         while True:
             key = self.value()
             self.expect(":")
-            if key in wanted and self.peek() == "[":
+            if key in names and self.peek() == "[":
                 self.expect("[")
                 for element in self.elements():
                     yield key, element
@@ -104,7 +104,7 @@ class _Scanner:
             try:
                 value, end = self._parse(self._text, self._at)
             except json.JSONDecodeError as error:
-                if len(self._text) - self._at > _MORE or not self._read(block):
+                if len(self._text) - self._at > _MAX_VALUE_CHARS or not self._read(block):
                     self._fail(error.msg)
                 block *= 2  # so that a long value is parsed a few times, not thousands
                 continue
@@ -136,7 +136,7 @@ class _Scanner:
 PICTURES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif")
 )
-_DOCUMENTS_AT_MOST = 20_000
+_MAX_DOCUMENTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Tree:
                 yield entry.key
 
     @cached_property
-    def survey(self) -> SourceSummary:
+    def summary(self) -> SourceSummary:
         folders: set[str] = set()
         documents: list[str] = []
         pictures = 0
@@ -174,7 +174,7 @@ class Tree:
             if is_picture(key):
                 folders.add(str(PurePosixPath(key).parent))
                 pictures += 1
-            elif len(documents) < _DOCUMENTS_AT_MOST:
+            elif len(documents) < _MAX_DOCUMENTS:
                 documents.append(key)
         return SourceSummary(frozenset(folders), tuple(documents), pictures)
 
@@ -204,7 +204,7 @@ def is_picture(key: str) -> bool:
     return os.path.splitext(key)[1].lower() in PICTURES
 
 
-def decoded(line: bytes) -> str | None:
+def decode_utf8(line: bytes) -> str | None:
     """Decode UTF-8, or return None if it is invalid."""
     try:
         return line.decode("utf-8")
@@ -212,7 +212,7 @@ def decoded(line: bytes) -> str | None:
         return None
 
 
-def below(key: str) -> str:
+def sanitized_key(key: str) -> str:
     """Sanitize a key from an annotation file. Raises BadInput if it leads outside of the source."""
     clean = key.replace("\\", "/")
     parts = [part for part in clean.split("/") if part not in ("", ".")]
@@ -265,7 +265,7 @@ class ClassFolders:
                 yield Row(id=key, split=split, pictures={"picture": key}, label=parts[-2])
 
 
-def looks_like_it(tree: Tree) -> bool:
+def has_class_folders(tree: Tree) -> bool:
     """Return whether there are at least two picture folders that are not split folders."""
-    classes = {folder.rpartition("/")[2] for folder in tree.survey.folders if folder != "."}
+    classes = {folder.rpartition("/")[2] for folder in tree.summary.folders if folder != "."}
     return sum(not is_split_folder(name) for name in classes) >= 2

@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from headway.core.errors import BadInput
 from headway.data.readers.base import Bad, Found, Row, Task, split_name
-from headway.data.readers.files import Tree, decoded
+from headway.data.readers.files import Tree, decode_utf8
 
 Pair = tuple[str, str]
 
@@ -24,7 +24,7 @@ class Parallel:
 
     def __init__(self, tree: Tree, *, languages: Pair | None = None) -> None:
         self._tree = tree
-        self._tables = [key for key in tree.survey.documents if key.lower().endswith(".tsv")]
+        self._tables = [key for key in tree.summary.documents if key.lower().endswith(".tsv")]
         self._pairs = [] if self._tables else _pairs(tree, languages)
 
     def found(self) -> Iterator[Found]:
@@ -59,7 +59,7 @@ class Parallel:
 
 
 def _row(stem: str, number: int, source: bytes, target: bytes) -> Found:
-    left, right = decoded(source), decoded(target)
+    left, right = decode_utf8(source), decode_utf8(target)
     name = f"{stem}/{number}"
     if left is None or right is None:
         return Bad(row=name, reason="not UTF-8")
@@ -70,7 +70,7 @@ def _row(stem: str, number: int, source: bytes, target: bytes) -> Found:
 def stems(tree: Tree) -> dict[str, list[str]]:
     """Group files that differ only in their extension: {"train": ["de", "en"]}."""
     found: dict[str, list[str]] = defaultdict(list)
-    for key in tree.survey.documents:
+    for key in tree.summary.documents:
         stem, dot, ending = key.rpartition(".")
         if dot and 2 <= len(ending) <= 3 and ending.islower() and ending not in ("txt", "csv", "tsv", "md", "py"):
             found[stem].append(ending)

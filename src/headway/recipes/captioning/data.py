@@ -180,11 +180,11 @@ class Stored:
         return len(self._rows)
 
     def read(self, rows: Numbers, mirrored: NDArray[np.bool_] | None = None) -> Tensor:
-        from headway.data.loading.transforms import put_jpeg, put_raw
+        from headway.data.loading.transforms import copy_jpeg, copy_raw
 
-        put = put_raw if self._raw else put_jpeg
+        put = copy_raw if self._raw else copy_jpeg
         made = np.empty((len(rows), self._side, self._side, 3), np.uint8)
-        for place, (shard, inside) in enumerate(self._rows.places(rows)):
+        for place, (shard, inside) in enumerate(self._rows.locate(rows)):
             flip = mirrored is not None and bool(mirrored[place])
             put(shard.cells("picture")[inside], made[place], 0.5, 0.5, flip)
         return torch.from_numpy(made).permute(0, 3, 1, 2)
@@ -200,7 +200,7 @@ def _load_prepared(cfg: Config, source: Source, split: str, cache: Cache | None)
         raise BadJob(problems)
     rows = open_sources([source], split, cache=cache)[0].rows
     every = np.arange(len(rows))
-    located = rows.places(every)
+    located = rows.locate(every)
     references = [tuple(shard.cells("captions")[inside]) for shard, inside in located]
     silent = sum(not said for said in references)
     if silent:
@@ -299,7 +299,7 @@ class TrainingFeed:
 
     def _made(self, epoch: int, positions: Numbers) -> Batch:
         """Make a batch. Each picture gets `captions` of its references, none repeated before all were used."""
-        rows = self._order.at(self.seed, epoch, positions)
+        rows = self._order.rows_at(self.seed, epoch, positions)
         chance = uniforms(self.seed, epoch, positions, self._said.shape[1], stream=_CAPTION_STREAM)
         index = torch.from_numpy(rows)
         has = self._counts[index]

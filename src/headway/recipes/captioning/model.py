@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headway import backbones
-from headway.backbones.weights import folded
+from headway.backbones.weights import fold_batch_norm
 from headway.core.errors import BadInput
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.decoders import (
@@ -104,7 +104,7 @@ class PretrainedEncoder(nn.Module):
     def _frozen(self) -> backbones.Encoder:
         """Return a copy with folded batch norm, twice as fast. Built on first use, once the weights are final."""
         if not self._fast:
-            self._fast.append(folded(self.net))
+            self._fast.append(fold_batch_norm(self.net))
         return self._fast[0]
 
     @staticmethod

@@ -158,7 +158,7 @@ def _prepared(source: str, cfg: Config, cache: Cache | None) -> str:
                 size=cfg.image_size,
                 encoding="raw",
                 workers=1,
-                wishes=PrepareOptions(splits=splits),
+                options=PrepareOptions(splits=splits),
             )
     return str(folder)
 

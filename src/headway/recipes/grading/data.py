@@ -172,7 +172,7 @@ class CardFeed:
         first = step * self._batch
         start, stop = share(min(self._batch, len(self._order) - first), part, parts)
         places = np.arange(first + start, max(first + stop, first + start + 1))
-        rows = torch.from_numpy(self._order.at(self.seed, epoch, places))
+        rows = torch.from_numpy(self._order.rows_at(self.seed, epoch, places))
         made: Batch = {
             "row": rows,
             "back": self._table.back[rows],

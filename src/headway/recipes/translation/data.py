@@ -52,7 +52,7 @@ class Pairs:
 
     def texts(self, side: str) -> list[str]:
         """Return all sentences of one side, `source` or `target`, in order."""
-        places = ConcatDataset(self.sources).places(np.arange(len(self)))
+        places = ConcatDataset(self.sources).locate(np.arange(len(self)))
         return [shard.cells(side)[row] for shard, row in places]
 
 

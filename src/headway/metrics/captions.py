@@ -259,7 +259,8 @@ class _Meteor:
             self._errors.seek(0)
             errors = self._errors.read().strip().splitlines()[-3:]
             raise HeadwayError(
-                f"METEOR's Java program ended with code {self._process.returncode}: {' / '.join(errors) or 'no message'}",
+                f"METEOR's Java program ended with code {self._process.returncode}: "
+                f"{' / '.join(errors) or 'no message'}",
                 fix="java -version   # METEOR 1.5 needs Java 8 or newer and 2 GB of memory",
             )
         return reply.strip()

@@ -250,7 +250,8 @@ def page(inspection: Inspection) -> str:
     manifest = inspection.manifest
     parts = [
         f"<h1>{escape(manifest.name)}</h1>",
-        f"<p>{escape(manifest.task)} · {escape(inspection.url)}<br><small>fingerprint {manifest.fingerprint}</small></p>",
+        f"<p>{escape(manifest.task)} · {escape(inspection.url)}<br>"
+        f"<small>fingerprint {manifest.fingerprint}</small></p>",
         _splits(inspection),
         _excluded_section(inspection),
         _vocabulary(inspection),

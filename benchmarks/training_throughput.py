@@ -126,7 +126,7 @@ def captioning() -> Made:
     words = vocabulary(cfg, pictures)
     model = Captioner(cfg, words)
     feed = TrainingFeed(cfg, encoded_views(model.encoder, pictures, None), words, seed=0)
-    return Made(model, feed, lambda m, b: m(b.pictures, b.captions), cfg.clip, cfg.batch, "pictures")
+    return Made(model, feed, lambda m, b: m(b.pictures, b.captions), cfg.clip, cfg.batch_size, "pictures")
 
 
 def translation() -> Made:

@@ -19,7 +19,7 @@ import pytest
 from headway.artifacts.compare import compare, read_run
 from headway.artifacts.evaluate import evaluate, predict
 from headway.artifacts.export import export_run
-from headway.artifacts.predictor import service_of
+from headway.artifacts.predictor import open_service
 from headway.artifacts.report import as_job_file
 from headway.bundle.format import Bundle, Entry
 from headway.core.errors import BadJob
@@ -131,7 +131,7 @@ def test_a_bundle_of_that_time_predicts_is_evaluated_and_is_served(pair: Pair, t
     inputs = inputs_of(pair.recipe, tmp_path)
     assert answers(bundle, inputs) == answers(pair.new / "export", inputs)
     assert evaluate(str(bundle))["metrics"] == evaluate(str(pair.new / "export"))["metrics"]
-    assert service_of(Bundle.open(str(bundle))).fields
+    assert open_service(Bundle.open(str(bundle))).fields
 
 
 def old_bundle(pair: Pair, folder: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headway.core import platform
 from headway.rundir.notify import Notification
-from headway.supervisor.node import Settings
+from headway.supervisor.node import SupervisorSettings
 from headway.supervisor.supervisor import _settings
 from headway.targets.kubernetes import manifests, reaper
 
@@ -70,7 +70,7 @@ def test_other_pages_and_the_examples_name_only_variables_that_are_listed() -> N
 def test_the_table_of_timing_names_says_the_defaults() -> None:
     table = {name: float(cells[-1]) for name, cells in sections()["Timing"].items()}
     assert list(table) == list(platform._TIMING_NAMES)
-    kubernetes = {"reaper_poll": reaper.LOOK_S, "reaper_wait": reaper.BIRTH_S, "fuse": manifests.BURNS_S}
+    kubernetes = {"reaper_poll": reaper.POLL_S, "reaper_wait": reaper.START_WAIT_S, "fuse": manifests.GUARD_TTL_S}
     assert {name: table[name] for name in kubernetes} == kubernetes
     supervised = ",".join(f"{name}={value:g}" for name, value in table.items() if name not in kubernetes)
-    assert _settings({"HEADWAY_TIMING": supervised}) == Settings()
+    assert _settings({"HEADWAY_TIMING": supervised}) == SupervisorSettings()

@@ -259,8 +259,7 @@ class _Meteor:
             self._errors.seek(0)
             errors = " / ".join(self._errors.read().strip().splitlines()[-3:]) or "no message"
             raise HeadwayError(
-                f"METEOR's Java program ended with code {self._process.returncode}: "
-                f"{errors}",
+                f"METEOR's Java program ended with code {self._process.returncode}: {errors}",
                 fix="java -version   # METEOR 1.5 needs Java 8 or newer and 2 GB of memory",
             )
         return reply.strip()

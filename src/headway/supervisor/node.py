@@ -18,7 +18,7 @@ from headway.supervisor.processes import ControlRecord, OrphanReaper, Ranks, Zom
 from headway.supervisor.rank_env import Secrets, Workdirs, rank_command, remove_workdirs
 from headway.supervisor.threads import RecordWriter, StoreHealth, TaskDone
 from headway.supervisor.topology import NodeTopology
-from headway.supervisor.workdir import Workdir, format_size, make_workdir
+from headway.supervisor.workdir import PrepareResult, Workdir, format_size, make_workdir
 
 _POLL_S = 1.0  # the longest single wait of the main thread
 _WRITE_RESERVE_S = 2.0  # the part of the grace period reserved for the last log lines and the last event
@@ -138,11 +138,13 @@ class Node:
 
     def _prepare_workdir(self, workdir: Workdir, former: int) -> None:
         fresh = self.plan.resume == BEGINNING
-        done = self.run_in_thread(lambda: self._retry_transient(lambda: workdir.prepare(fresh=fresh, former=former)))
+        done: PrepareResult | None = self.run_in_thread(
+            lambda: self._retry_transient(lambda: workdir.prepare(fresh=fresh, former=former))
+        )
         if done is not None and done.restored:
             self.log(f"restored {done.restored} files into the script's working folder {self.workdirs.code}")
-        if done is not None and done.aside:
-            self.log(f"{done.aside} files that attempt {former} wrote are kept in the run folder, in {done.to}")
+        if done is not None and done.moved:
+            self.log(f"{done.moved} files that attempt {former} wrote are kept in the run folder, in {done.moved_to}")
 
     def upload_leftover_logs(self, attempt: int) -> None:
         """Upload log lines that a killed supervisor of this node left on disk."""

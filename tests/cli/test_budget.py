@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.options import locate
+from headway.cli.dispatch import locate
 from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from tests.cli.conftest import Headway

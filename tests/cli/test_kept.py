@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from headway.cli.options import locate
+from headway.cli.dispatch import locate
 from headway.launcher import lifecycle
 from headway.targets.local.target import LocalTarget
 from tests.cli.conftest import Headway

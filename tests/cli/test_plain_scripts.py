@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from headway.cli.options import locate
+from headway.cli.dispatch import locate
 from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from tests.cli.conftest import Headway

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.options import add_json
+from headway.cli.dispatch import add_json
 from headway.cli.render import bar
 from headway.core.errors import FAILED, FINISHED, BadInput, needs
 from headway.core.format import as_json, duration, size, table

@@ -19,7 +19,7 @@ from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.options import add_json, add_run, locate
+from headway.cli.dispatch import add_json, add_run, locate
 from headway.cli.render import lines as page_lines
 from headway.core.errors import FINISHED, BadInput, HeadwayError
 from headway.core.format import as_json, duration, paint, usd

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headway.cli.dispatch import add_json, add_run, locate
 from headway.cli.follow import print_status
-from headway.cli.options import add_json, add_run, locate
 from headway.cli.render import progress_while
 from headway.core.errors import FINISHED, BadInput, BadPlan, HeadwayError, UnknownRun, needs
 from headway.core.format import ago, as_json, duration, paint, size, table, usd

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.options import add_json, add_run, locate
+from headway.cli.dispatch import add_json, add_run, locate
 from headway.cli.render import progress_while
 from headway.core.errors import BadInput, needs
 from headway.core.format import as_json, duration, paint, size, table

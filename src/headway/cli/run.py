@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.options import DEFAULT, LOCAL, add_job, add_json, add_run, load_job, locate
+from headway.cli.dispatch import DEFAULT, LOCAL, add_job, add_json, add_run, load_job, locate
 from headway.cli.render import progress_while
 from headway.core.errors import BadInput, BadPlan
 from headway.core.format import accelerator_table, as_json, duration, paint, price_rows, size
@@ -270,8 +270,8 @@ def run_command(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(plan.to_json() if args.json else describe(plan), end="" if args.json else "\n")
         return 0
+    from headway.cli.dispatch import confirm
     from headway.cli.follow import attach, print_status
-    from headway.cli.options import confirm
     from headway.core.format import is_billed
     from headway.launcher.lifecycle import launch
 

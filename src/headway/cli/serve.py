@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.options import add_json, locate
+from headway.cli.dispatch import add_json, locate
 from headway.core.errors import FINISHED, LEFT_BEHIND, BadInput, BadJob, needs
 from headway.core.format import as_json, paint
 

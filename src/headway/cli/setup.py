@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.options import DEFAULT, add_json, add_run, load_job, locate
+from headway.cli.dispatch import DEFAULT, add_json, add_run, load_job, locate
 from headway.cli.render import progress_while
 from headway.core.errors import BadInput, BadJob
 from headway.core.format import as_json, table, usd

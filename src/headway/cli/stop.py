@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.options import DEFAULT, add_json, add_run, locate
+from headway.cli.dispatch import DEFAULT, add_json, add_run, locate
 from headway.cli.render import progress_while
 from headway.core.errors import FINISHED, LEFT_BEHIND, HeadwayError
 from headway.core.format import as_json, paint, table

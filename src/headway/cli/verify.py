@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from headway.cli.options import DEFAULT, add_json, load_job
+from headway.cli.dispatch import DEFAULT, add_json, load_job
 from headway.core.errors import BAD_INPUT, FAILED, FINISHED, HeadwayError, install_command
 from headway.core.format import as_json, paint, size
 from headway.core.types import Finding

@@ -18,7 +18,7 @@ from headway.training.context import Session
 
 
 class Bundle(Protocol):
-    """Protocol of what `run.finish` and `run.on_export` export, such as a `headway.bundle.BundleParts`.
+    """Protocol of what `run.finish` and `run.on_export` export, such as a `headway.bundle.format.BundleParts`.
 
     Example:
         >>> class Weights:

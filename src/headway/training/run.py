@@ -327,7 +327,7 @@ class Run:
 
         Args:
             bundle: Returns an object whose `write(folder)` writes its files into an empty folder, such as a
-                `headway.bundle.BundleParts`.
+                `headway.bundle.format.BundleParts`.
 
         Example:
             >>> from headway.bundle import BundleParts

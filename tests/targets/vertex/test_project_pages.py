@@ -10,8 +10,7 @@ import pytest
 
 from headway import cli
 from headway.cli import VERBS
-from headway.cli.dispatch import parser_for
-from headway.cli.options import DEFAULT
+from headway.cli.dispatch import DEFAULT, parser_for
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs" / "projects").glob("*.md"))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.artifacts.evaluate import Baseline, Evaluation, Example, Table, extremes
 from headway.core.errors import BadInput
-from headway.core.progress import with_progress as with_progress
+from headway.core.progress import with_progress
 from headway.metrics.ordinal import OrdinalScores
 from headway.metrics.samples import of_grades, of_values
 from headway.recipes.grading.config import Config

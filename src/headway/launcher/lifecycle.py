@@ -228,9 +228,31 @@ def launch(
     target: Target | None = None,
     ledger: RunIndex | None = None,
 ) -> RunHandle:
-    """Start a run of this plan and, unless detached, follow it to its end.
+    """Start a run of this plan and, unless detached, follow it to its end. A failed start is taken down.
 
-    `env`, and `secrets` (names of variables of this shell), are added to the plan. A failed start is taken down.
+    Args:
+        plan: The plan, from `headway.plan`.
+        name: The run's name, which must not exist in the outputs folder. None: the job's name and a number.
+        detach: Whether to return as soon as the run is submitted.
+        env: Environment variables to add to the plan.
+        secrets: Names of variables of this shell to pass to the run as secrets.
+        on_line: Called with each line of the run's log.
+        say: Called with messages for the user.
+        target: The target to submit to. None: the plan's.
+        ledger: The index of runs to record it in. None: this machine's.
+
+    Returns:
+        A handle on the run: its status, its log, and the ways to stop it.
+
+    Raises:
+        BadPlan: If the code or the data has changed since the plan was made.
+        TargetError: If the target does not accept the run.
+
+    Example:
+        >>> import headway
+        >>> plan = headway.plan(headway.Job.load("headway.yaml"))
+        >>> headway.launch(plan, name="first").outcome().status.state.value
+        'finished'
     """
     target, ledger = target or targets.of_plan(plan), ledger or RunIndex()
     verify_plan(plan, target)

@@ -218,9 +218,24 @@ class Job:
         variables: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Job:
-        """The job of a file, with `key=value` overrides and environment variables for the run.
+        """Read and validate a job file.
 
-        All that is wrong with it is raised at once, as BadJob.
+        Args:
+            path: The file.
+            set: Overrides as on the command line: `config.lr=0.1`.
+            variables: Environment variables to add for the run.
+            env: Variables for `${env:NAME}` in the file. None: those of this process.
+
+        Returns:
+            The job.
+
+        Raises:
+            BadJob: With all problems of the file, each with line and column.
+
+        Example:
+            >>> import headway
+            >>> headway.Job.load("headway.yaml", set=["seed=3"]).seed
+            3
         """
         from headway.spec.loading import load
 

@@ -187,7 +187,7 @@ def test_the_manifest_is_written_last_and_only_after_the_metrics(tmp_path: Path)
 
 def test_an_attempt_that_was_overtaken_commits_nothing(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    saver = saver_on(store, still_ours=lambda: False)
+    saver = saver_on(store, holds_lease=lambda: False)
     take(saver, 5)
     assert not saver.drain()
     assert isinstance(saver.lease_lost, LeaseLost)
@@ -211,7 +211,7 @@ def test_an_attempt_held_still_after_its_manifest_removes_nothing_of_its_success
         commit(store, [3, 4, 7], 2.0, attempt=2)
         return False
 
-    saver = saver_on(store, still_ours=overtaken_at_the_second_look, rule=Checkpoint(keep_last=1))
+    saver = saver_on(store, holds_lease=overtaken_at_the_second_look, rule=Checkpoint(keep_last=1))
     take(saver, 5, 1.0)
     assert not saver.drain()
     assert [load(store, step)[0] for step in (3, 4, 7)] == [2.0] * 3

@@ -141,8 +141,8 @@ class Node:
         done = self.run_in_thread(lambda: self._retry_transient(lambda: workdir.prepare(fresh=fresh, former=former)))
         if done is not None and done.restored:
             self.log(f"restored {done.restored} files into the script's working folder {self.workdirs.code}")
-        if done is not None and done.aside:
-            self.log(f"{done.aside} files that attempt {former} wrote are kept in the run folder, in {done.to}")
+        if done is not None and done.moved:
+            self.log(f"{done.moved} files that attempt {former} wrote are kept in the run folder, in {done.moved_to}")
 
     def upload_leftover_logs(self, attempt: int) -> None:
         """Upload log lines that a killed supervisor of this node left on disk."""

@@ -73,7 +73,7 @@ class ConcatDataset:
         which = np.searchsorted(self.starts, rows, side="right") - 1
         for number in np.unique(which).tolist():
             mine = np.flatnonzero(which == number)
-            located = self.sources[number].rows.places(rows[mine] - self.starts[number])
+            located = self.sources[number].rows.locate(rows[mine] - self.starts[number])
             for at, place in zip(mine.tolist(), located, strict=True):
                 found[at] = place
         return found

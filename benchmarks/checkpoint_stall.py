@@ -163,8 +163,8 @@ def slow_down(model: Any, folder: Path) -> None:
     during: list[float] = []
     for number in range(3):
         keeping.position.step = 1000 + number
-        keeping.take()
-        while keeping.saver.busy:
+        keeping.save()
+        while keeping.writer.busy:
             during.append(timed(lambda: model(x).sum().backward()))
     run._close()
     ratio = statistics.median(during) / statistics.median(alone)
@@ -179,9 +179,9 @@ def memory(size: int) -> int:
         "def peak(): return int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]) / 1e3\n"
         "model, optimizer = trained(); run = headway_run(model, optimizer); keeping = run._checkpoints\n"
         "write, gate = run._session.store.write, threading.Event()\n"
-        "before = peak(); keeping.position.step = 1; keeping.take(); keeping.saver.drain(); first = peak()\n"
+        "before = peak(); keeping.position.step = 1; keeping.save(); keeping.saver.drain(); first = peak()\n"
         "run._session.store.write = lambda *a, **o: (gate.wait(), write(*a, **o))[1]\n"
-        "for n in range(2, 9): keeping.position.step = n; keeping.take()\n"
+        "for n in range(2, 9): keeping.position.step = n; keeping.save()\n"
         "second = peak(); gate.set(); print(first - before, second - before)\n"
     )
     with tempfile.TemporaryDirectory() as folder:

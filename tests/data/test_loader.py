@@ -141,13 +141,13 @@ def test_a_batch_depends_on_nothing_that_was_asked_before(made: Path) -> None:
 def test_resuming_anywhere_needs_no_replay(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batch from the middle reads its own rows and those ahead of it, none before it."""
     read: dict[int, set[int]] = {}
-    places = Rows.locate
+    locate = Rows.locate
 
     def watched(self: Rows, rows: Any) -> Any:
         read.setdefault(id(self), set()).update(rows.tolist())
-        return places(self, rows)
+        return locate(self, rows)
 
-    monkeypatch.setattr(Rows, "places", watched)
+    monkeypatch.setattr(Rows, "locate", watched)
     feed = feed_of(made, ahead=0)
     feed.batch(7, 4, 0, 1)
     wanted = set(feed.indices(7, 4))

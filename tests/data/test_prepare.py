@@ -85,7 +85,7 @@ def test_graded_pairs_keep_both_pictures_and_the_whole_scale(tmp_path: Path) -> 
 
 
 def test_sentences_are_stored_with_their_subword_numbers(tmp_path: Path) -> None:
-    summary = here(layouts.parallel(tmp_path / "in"), tmp_path / "out", wishes=PrepareOptions(bpe_size=400))
+    summary = here(layouts.parallel(tmp_path / "in"), tmp_path / "out", options=PrepareOptions(bpe_size=400))
     tokenizer = load_tokenizer((tmp_path / "out" / "tokenizer.json").read_bytes())
     row = rows_of(summary, "train")[7]
     assert (
@@ -220,7 +220,7 @@ def test_splits_are_made_by_group_and_class_where_none_are_given(tmp_path: Path)
     for n in range(120):
         put(tmp_path / "in" / f"{n}.jpg", picture(n % 7))
     source = layouts.table(tmp_path / "in", lines)
-    summary = here(source, tmp_path / "out", wishes=PrepareOptions(splits={"train": 0.5, "val": 0.25, "test": 0.25}))
+    summary = here(source, tmp_path / "out", options=PrepareOptions(splits={"train": 0.5, "val": 0.25, "test": 0.25}))
     assert summary.rows == {"train": 60, "val": 30, "test": 30}
     groups = {s: {int(row["id"].removesuffix(".jpg")) // 3 for row in rows_of(summary, s)} for s in summary.rows}
     assert not groups["train"] & groups["val"] | groups["train"] & groups["test"] | groups["val"] & groups["test"]
@@ -228,7 +228,7 @@ def test_splits_are_made_by_group_and_class_where_none_are_given(tmp_path: Path)
     assert all(abs(share - 0.25) < 0.11 for share in rare.values())
     layouts.table(tmp_path / "in", lines[::-1])
     reordered = here(
-        source, tmp_path / "again", wishes=PrepareOptions(splits={"train": 0.5, "val": 0.25, "test": 0.25})
+        source, tmp_path / "again", options=PrepareOptions(splits={"train": 0.5, "val": 0.25, "test": 0.25})
     )
     for split in summary.rows:
         assert {row["id"] for row in rows_of(summary, split)} == {row["id"] for row in rows_of(reordered, split)}
@@ -256,7 +256,7 @@ def test_duplicates_are_reported_and_dropped_from_train_if_asked(tmp_path: Path)
     assert summary.twins == {"exact": 1, "near": 2}
     assert {line["kind"] for line in lines_of(summary.url, "duplicates.jsonl")} == {"exact", "near"}
     assert summary.rows == {"train": 12, "test": 10}
-    dropped = here(source, tmp_path / "drop", wishes=PrepareOptions(duplicates="drop"))
+    dropped = here(source, tmp_path / "drop", options=PrepareOptions(duplicates="drop"))
     assert dropped.rows == {"train": 10, "test": 10}
     assert {line["row"] for line in lines_of(dropped.url)} == {"train/class_0/same.jpg", "train/class_1/alike.jpg"}
     assert "the same file as test/class_0/0.jpg" in str(lines_of(dropped.url))
@@ -267,7 +267,7 @@ def test_the_rules_can_be_changed(tmp_path: Path) -> None:
     path = source / "annotations" / "train.json"
     path.write_text(path.read_text().replace('"is_rejected": false', '"is_rejected": true'))
     rules = Rules(keep_flagged=True, max_words=9)
-    summary = here(source, tmp_path / "out", wishes=PrepareOptions(rules=rules))
+    summary = here(source, tmp_path / "out", options=PrepareOptions(rules=rules))
     assert summary.rows["train"] == 4
     assert "rejected caption" not in summary.manifest.dropped
 
@@ -278,9 +278,9 @@ def test_the_rules_can_be_changed(tmp_path: Path) -> None:
         ({"size": 3}, "--size"),
         ({"encoding": "png"}, "--encoding"),
         ({"encoding": "raw", "size": None}, "--fit"),
-        ({"encoding": "raw", "wishes": PrepareOptions(fit="short")}, "--fit"),
-        ({"wishes": PrepareOptions(quality=0)}, "1 to 100"),
-        ({"wishes": PrepareOptions(splits={"train": 0.5})}, "add up to 0.5"),
+        ({"encoding": "raw", "options": PrepareOptions(fit="short")}, "--fit"),
+        ({"options": PrepareOptions(quality=0)}, "1 to 100"),
+        ({"options": PrepareOptions(splits={"train": 0.5})}, "add up to 0.5"),
         ({"max_bad": "lots"}, "--max-bad"),
     ],
 )
@@ -455,7 +455,7 @@ def test_text_that_is_not_utf8_loses_its_line_alone(tmp_path: Path) -> None:
     body = (source / "train.de").read_bytes().splitlines(keepends=True)
     body[7] = b"\xff\xfe broken \xe4\n"
     (source / "train.de").write_bytes(b"".join(body))
-    summary = here(source, tmp_path / "out", wishes=PrepareOptions(bpe_size=300))
+    summary = here(source, tmp_path / "out", options=PrepareOptions(bpe_size=300))
     assert summary.rows["train"] == 299
     assert [(line["row"], line["reason"]) for line in lines_of(summary.url)] == [("train/8", "not UTF-8")]
 

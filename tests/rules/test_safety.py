@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 # Formats that run code, or lead to it, when a file of them is read.
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-READS_FOREIGN_WEIGHTS = ("training/checkpoint/init_weights.py", "load_torch_file")
+READS_FOREIGN_WEIGHTS = (
+    "training/checkpoint/init_weights.py",
+    "load_torch_file",
+)
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:

@@ -122,7 +122,7 @@ class Plan:
         return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @property
-    def resume_kind(self) -> str:
+    def resumes(self) -> str:
         """How the run resumes, also for older plans: a recipe is EXACT; UNKNOWN if only the script's code tells."""
         return self.resume or (EXACT if self.job.get("recipe") else UNKNOWN)
 

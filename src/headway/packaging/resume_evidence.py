@@ -75,8 +75,8 @@ def resume_kind(script: str, args: Sequence[str], sources: Mapping[str, str]) ->
 
 def kind_of(plan: Plan) -> str:
     """Return how the plan's run resumes: as recorded in the plan, else from the code if this machine has it."""
-    if plan.resume_kind:
-        return plan.resume_kind
+    if plan.resumes:
+        return plan.resumes
     try:
         archive = archive_path(plan.code.sha256).read_bytes()
     except OSError:

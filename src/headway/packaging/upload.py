@@ -115,7 +115,7 @@ def list_code(plan: Plan, folder: RunFolder) -> None:
 
 def resume_recorded(plan: Plan) -> str:
     """Determine how a run resumes if its plan does not say: from its recorded code, which `send_code` has uploaded."""
-    return plan.resume_kind or kind_in(plan, _uploaded_code(plan))
+    return plan.resumes or kind_in(plan, _uploaded_code(plan))
 
 
 def _uploaded_code(plan: Plan) -> bytes:

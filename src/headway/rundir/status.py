@@ -361,7 +361,7 @@ def next_start_clause(handle: Handle, *, started: bool) -> str:
         return ""
     if plan.resume == BEGINNING and usd_per_hour(plan) is not None:
         return "; it would start from the beginning, so it is not restarted automatically: headway resume"
-    return f"; {again(plan.resume_kind)}"
+    return f"; {again(plan.resumes)}"
 
 
 def release_dead_lease(handle: Handle, is_gone: Callable[[lease.LeaseRecord], bool] | None = None) -> None:

@@ -396,8 +396,8 @@ def _plan_text(folder: RunFolder, plan_file: str | None) -> bytes:
 
 def _resume_kind(folder: RunFolder, plan: Plan) -> str:
     """Return how the run resumes: by its plan or, if that is older than the key, by the code beside its folder."""
-    if plan.resume_kind:
-        return plan.resume_kind
+    if plan.resumes:
+        return plan.resumes
     from headway.packaging.resume_evidence import kind_in  # only for scripts of older plans
 
     try:

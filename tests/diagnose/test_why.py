@@ -97,7 +97,7 @@ def test_what_the_target_itself_says_counts_also_for_a_run_that_never_starts(
 def test_what_the_target_said_of_the_start_does_not_explain_a_rank_that_failed_later(
     ended: Callable[..., RunHandle],
 ) -> None:
-    target = Telling(plays=play_of)
+    target = Telling(behaviour=play_of)
     target.words = ("FailedScheduling: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",)
     hold = ended("ModuleNotFoundError: No module named 'albumentations'", target=target)
     assert diagnose_run(hold, hold.target.status(hold.handle)).name == "missing-module"
@@ -106,7 +106,7 @@ def test_what_the_target_said_of_the_start_does_not_explain_a_rank_that_failed_l
 
 
 def test_a_target_out_of_reach_does_not_keep_the_folder_from_speaking(ended: Callable[..., RunHandle]) -> None:
-    target = Telling(plays=play_of)
+    target = Telling(behaviour=play_of)
     target.words = ()
     hold = ended("RuntimeError: No CUDA GPUs are available", target=target)
     assert diagnose_run(hold, hold.target.status(hold.handle)).name == "no-gpu"

@@ -199,7 +199,7 @@ class Watching(FakeTarget):
 
 
 def test_what_is_about_to_be_created_is_recorded_before_the_first_request(plan_of: Callable[..., Plan]) -> None:
-    target = Watching(plays=play_of)
+    target = Watching(behaviour=play_of)
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
     assert b'"target": "fake"' in target.announced
     assert target.indexed == [hold.run]

@@ -60,7 +60,7 @@ def failure_rules() -> tuple[FailureRule, ...]:
     """Return all failure rules, in the order in which they are tried."""
     found: list[FailureRule] = []
     for module in _MODULES:
-        found += import_module(f"headway.diagnose.rules.{module}").KNOWN
+        found += import_module(f"headway.diagnose.rules.{module}").RULES
     return tuple(found)
 
 

@@ -126,7 +126,7 @@ def test_ten_thousand_runs_are_answered_by_looking_at_one_page(tmp_path: Path, m
     ))  # fmt: skip
     looked: list[str] = []
     seen = {"ended": True, "state": "finished"}
-    monkeypatch.setattr(RunService, "_looked_at", lambda self, row: looked.append(row.name) or seen)
+    monkeypatch.setattr(RunService, "_read_summary", lambda self, row: looked.append(row.name) or seen)
     board = RunService(ledger)
     found = board.runs(offset=100, limit=50)
     assert (found["total"], found["runs"][0]["name"], len(looked)) == (10_000, "run-9899", 50)

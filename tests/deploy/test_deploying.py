@@ -183,7 +183,7 @@ def test_a_removal_that_fails_too_is_said_and_does_not_hide_why_it_was_needed(
             raise TargetError("the network is down")
         return ask(self, method, url, body)
 
-    monkeypatch.setattr(client.Cloud, "ask", no_deleting)
+    monkeypatch.setattr(client.Cloud, "call", no_deleting)
     said = headway("deploy", bundle, *words("vertex", "--submit", "-y"))
     assert said.code == 1
     assert "Vertex AI: M" in said.err

@@ -209,7 +209,7 @@ def test_a_job_that_everybody_has_forgotten_is_told_by_what_its_script_left(
 ) -> None:
     hold = submitted({"scontrol": NO_JOB, "sacct --noheader": NO_ACCOUNTS, "sacct --completion": ""})
     assert hold.target.status(hold.handle).state is State.LOST
-    assert "forgotten" in hold.target.status(hold.handle).reason
+    assert "no longer known" in hold.target.status(hold.handle).reason
     place = Path(hold.handle.details["dir"])
     (place / "exit").write_text("77 3\n")
     (place / "job-77.log").write_text("headway: setup: false\nslurmstepd: error: noise\n")

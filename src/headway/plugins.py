@@ -2,7 +2,7 @@
 
 Imports none of them: job files are validated without loading models. A new recipe is one folder, one entry here
 (sorted), one job file in examples/ and one folder of tests. A new tracker is one line here (sorted), one file in
-training/metrics/trackers/ and one name in the job file's `log_to`.
+training/metrics/trackers/, and its name among the values of `Job.log_to` in spec/model.py.
 """
 
 from __future__ import annotations

@@ -46,13 +46,13 @@ class Slowed:
 
 @pytest.mark.parametrize("best", [1, 2, 4])
 def test_the_fastest_is_kept_and_said(best: int) -> None:
-    assert batching.choose_batch_size(Slowed(best)).startswith(f"{best} of 4: ")
+    assert batching.choose_thread_count(Slowed(best)).startswith(f"{best} of 4: ")
     assert torch.get_num_threads() == best
 
 
 def test_what_the_user_has_set_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert batching.choose_batch_size(Slowed(1)) == "4, from OMP_NUM_THREADS"
+    assert batching.choose_thread_count(Slowed(1)) == "4, from OMP_NUM_THREADS"
     assert torch.get_num_threads() == 4
 
 
@@ -60,4 +60,4 @@ def test_what_the_user_has_set_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("recipe", sorted(SERVICE_CLASSES))
 def test_every_recipe_takes_the_made_up_input(recipe: str, tmp_path: Path) -> None:
     service = open_service(Bundle.open(str(MADE[recipe](tmp_path / "bundle"))))
-    assert " of 4: " in batching.choose_batch_size(service)
+    assert " of 4: " in batching.choose_thread_count(service)

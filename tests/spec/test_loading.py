@@ -210,7 +210,7 @@ GOOD = "name: x\nrecipe: captioning\n"
         ("max_wait: true", "3:11", "max_wait must be a duration, not true", "write 90s"),
         ("resources: {memory: lots}", "3:21", "'lots' is not a size", "write 512MB"),
         ("resources: {memory: 99999999PB}", "3:21", "is too large", "write a smaller one"),
-        ("checkpoint: {every: 10}", "3:21", "10 what?", "write 10m, 10 steps or 10 epochs"),
+        ("checkpoint: {every: 10}", "3:21", "'10' has no unit", "write 10m, 10 steps or 10 epochs"),
         ("checkpoint: {every: {steps: 5}}", "3:21", "must be how often", "every: 10m"),
         ("resources: {accelerator: t4:1}", "3:26", "unknown accelerator 't4'", "did you mean T4:1?"),
         ("resources: {accelerator: [T4]}", "3:26", "must be an accelerator such as T4:1", "accelerator: T4:1"),

@@ -187,7 +187,7 @@ def test_a_node_that_waits_for_node_0_in_vain_says_so_and_asks_to_be_started_aga
     gang.nodes = 2
     member = case.start(**gang.env(1), HEADWAY_TIMING=timing_with(case.env, peers=0.5))
     assert member.ends() == 143
-    assert f"node 0 did not join: waited 0.5 s for 127.0.0.1:{gang.port + 1}" in member.printed
+    assert f"could not reach node 0: waited 0.5 s for 127.0.0.1:{gang.port + 1}" in member.printed
     assert "refused" in member.printed
 
 

@@ -1,1 +1,1 @@
-"""Training from a repository's own pipeline: the workflow, what starts it, and what it says afterwards."""
+"""What starts training from a commit message, run from the wheel in pipelines. `tools.ci` writes the pipelines."""

@@ -110,14 +110,14 @@ def attach(run: RunHandle, *, since: str = "", json: bool = False, rerun: str = 
     """
     print_status(f"run {run.run}, folder {run.url}{page_lines(run)}")
     try:
-        with _detach_on_sigint(), _display(run, quiet=json) as show:
+        with _detach_on_sigterm(), _display(run, quiet=json) as show:
             outcome = run.wait(lambda line: show(line) if line.time >= since and not _is_end_line(line) else None)
     except _Detached:
-        print_status(_print_detached(run.run))
+        print_status(_detached_text(run.run))
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         if _ask_detach():
-            print(f"\n{_print_detached(run.run)}")
+            print(f"\n{_detached_text(run.run)}")
             return FINISHED
         print_status(f"stopping{resume_note(recorded_kind(run.folder))}")
         outcome = run.stop("Ctrl-C")
@@ -135,7 +135,7 @@ def _is_end_line(line: LogLine) -> bool:
 
 
 @contextmanager
-def _detach_on_sigint() -> Iterator[None]:
+def _detach_on_sigterm() -> Iterator[None]:
     def detach(number: int, frame: FrameType | None) -> None:
         raise _Detached
 
@@ -146,7 +146,7 @@ def _detach_on_sigint() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _print_detached(run: str) -> str:
+def _detached_text(run: str) -> str:
     return f"{run} keeps running.   next: headway logs {run} -f   or   headway stop {run}"
 
 

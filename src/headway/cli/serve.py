@@ -406,7 +406,7 @@ def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits) -> Any:
     )
     service = open_service(bundle)
     print(f"engine: {choose_engine(service, bundle, args.engine)}", file=sys.stderr)
-    print(f"threads: {batching.choose_batch_size(service)}", file=sys.stderr)
+    print(f"threads: {batching.choose_thread_count(service)}", file=sys.stderr)
     return Server(service, settings)
 
 

@@ -134,7 +134,7 @@ class Receipt:
 class Target(Protocol):
     """A place that runs plans: the contract of a target, seven methods.
 
-    A new target is one file, one entry in `headway.plugins.TARGETS` and one test file that runs
+    A new target is one package, one entry in `headway.plugins.TARGETS` and one test file that runs
     `tests/contract/suite.py`. Its constructor takes an instance of its options dataclass. The launcher records a run in
     its folder before it calls `submit`, so that a run can be found and taken down whatever happens in between.
 

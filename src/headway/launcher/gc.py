@@ -27,7 +27,7 @@ from headway.storage import local_path, open_store
 if TYPE_CHECKING:
     from headway.spec import Job
 
-GC_KINDS = 200  # newest runs in the index whose targets are searched too
+MAX_RECENT_RUNS = 200  # newest runs in the index whose targets are searched too
 ORPHAN, LIVE, UNKNOWN, OTHER_OWNER = "orphan", "live", "unknown", "not yours"
 Log = Callable[[str], None]
 
@@ -73,7 +73,7 @@ def _identity(place: TargetRef) -> str:
 
 def _refs_of_runs(ledger: RunIndex) -> Iterable[TargetRef]:
     """Yield the targets of runs not known to have finished: no job file here may name them any more."""
-    for row in ledger.rows(limit=GC_KINDS):
+    for row in ledger.rows(limit=MAX_RECENT_RUNS):
         if row.state in (State.FINISHED.value, "gone"):
             continue
         try:
@@ -119,9 +119,9 @@ def deduplicate(found: Iterable[FoundResource]) -> list[FoundResource]:
 def look(place: TargetRef, *, say: Log = lambda text: None, patience_s: float = lease.STALE_S) -> list[FoundResource]:
     """List everything on the target that carries our label, each with a verdict. Raises what the target raises.
 
-    Other owners' resources are NOT_YOURS. A resource without an owner (made by an older Headway) is an orphan only if
-    its own run folder says that the run has ended. One that is past its expiry but seems to run is an orphan only if
-    its lease is not renewed for `patience_s`.
+    Resources of other owners get the verdict OTHER_OWNER. A resource without an owner (made by an older Headway) is an
+    orphan only if its own run folder says that the run has ended. One that is past its expiry but seems to run is an
+    orphan only if its lease is not renewed for `patience_s`.
     """
     target = place.build()
     us, judged = owner_id(), []
@@ -136,7 +136,7 @@ def look(place: TargetRef, *, say: Log = lambda text: None, patience_s: float = 
 
 
 def _one_per_run(handles: list[Handle], us: str) -> list[Handle]:
-    """Keep one handle per run, the least ours if several people have started it: teardown is all or nothing."""
+    """Keep one handle per run. If several people started it, keep another owner's: teardown removes all of a run."""
     strangeness = {us: 0, "": 1}
     ranked = sorted(handles, key=lambda handle: strangeness.get(str(handle.details.get("owner", "")), 2))
     chosen = {handle.url: handle for handle in ranked}

@@ -268,10 +268,10 @@ def launch(
     except BaseException:  # Ctrl-C too: part of the run may exist
         _undo_start(folder, target, plan, ledger, say)
         raise
-    handle_on_run = RunHandle(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
+    run_handle = RunHandle(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
     if not detach:
-        handle_on_run.wait(on_line)
-    return handle_on_run
+        run_handle.wait(on_line)
+    return run_handle
 
 
 def open_run(

@@ -94,7 +94,9 @@ def read(store: Store) -> tuple[LeaseRecord | None, str]:
 
 
 def seconds_spent(events: Sequence[Mapping[str, Any]], record: LeaseRecord | None) -> float:
-    """Count the seconds that a run has spent over all its attempts. The only place where they are counted.
+    """Count the seconds that a run has spent over all its attempts.
+
+    All readers compute the total here; a live supervisor adds its own running time.
 
     A holder counts by its own clock and records the total in its events, so clocks may jump and time in a queue is not
     counted. For a holder that was killed, the lease counts: the total when it was taken, plus its beats.
@@ -115,7 +117,7 @@ def release_dead_holder(store: Store, is_gone: Callable[[LeaseRecord], bool], *,
     """Release the lease of a holder that is certainly gone, so that nobody has to wait for it to go stale.
 
     One conditional write releases it and credits what the holder had spent. Returns False, with nothing written, if
-    nobody holds it, if `gone(record)` is false, or if it was written meanwhile (since `version`, if given).
+    nobody holds it, if `is_gone(record)` is false, or if it was written meanwhile (since `version`, if given).
     """
     record, found = read(store)
     if record is None or record.holder is None or version not in (None, found) or not is_gone(record):

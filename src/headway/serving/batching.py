@@ -164,7 +164,7 @@ def _deliver(answer: asyncio.Future[Any], value: Any) -> None:
 # times worse.
 
 
-_BATCH_SIZES: Final = 8  # inputs in the measured batch; a single input is measured too
+_PROBE_BATCH: Final = 8  # inputs in the measured batch; a single input is measured too
 _ROUNDS: Final = 3
 _LONG_S: Final = 2.0  # no further round after this
 
@@ -177,7 +177,7 @@ def wait_briefly() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def choose_batch_size(service: PredictionService) -> str:
+def choose_thread_count(service: PredictionService) -> str:
     """Measure each thread count on synthetic inputs, set the fastest and return a description.
 
     Respects OMP_NUM_THREADS.
@@ -189,7 +189,7 @@ def choose_batch_size(service: PredictionService) -> str:
         return f"{most}, from OMP_NUM_THREADS"
     if most == 1:
         return "1"
-    prepared = [service.prepare(sample_instance(service.fields)) for _ in range(_BATCH_SIZES)]
+    prepared = [service.prepare(sample_instance(service.fields)) for _ in range(_PROBE_BATCH)]
     taken = {count: float("inf") for count in _counts(most)}
     began = time.monotonic()
     for _ in range(_ROUNDS):

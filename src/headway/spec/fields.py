@@ -1,4 +1,4 @@
-"""What the marks in `model` mean: the pattern a text must match, and how to say it to a person.
+"""Parse and print durations, sizes, cadences and accelerators; interpret the annotations of the dataclasses in `model`.
 
 Shared by the reader and the JSON Schema, so that both refuse the same.
 """
@@ -129,7 +129,7 @@ def cadence(text: str) -> Cadence:
 
 def _seconds_between(text: str) -> float:
     if re.fullmatch(r"[0-9]{1,12}", text):
-        raise BadUnit(f"{text} what?", f"write {text}m, {text} steps or {text} epochs")
+        raise BadUnit(f"{text!r} has no unit", f"write {text}m, {text} steps or {text} epochs")
     try:
         return duration(text)
     except BadUnit as bad:

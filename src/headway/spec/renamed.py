@@ -2,7 +2,7 @@
 
 A dataclass of options lists them in one table, `RENAMED`, which serves both:
 
-    RENAMED: ClassVar[Mapping[str, Former]] = {"batch": Renamed("batch_size")}
+    RENAMED: ClassVar[Mapping[str, FormerKey]] = {"batch": Renamed("batch_size")}
 
 `headway.spec.validate` reports them in job files and overrides; `headway.spec.loading.from_plain` translates them in
 plans and bundles, which keep their bytes, and with them their hashes.

@@ -265,7 +265,7 @@ class Reader:
         if not isinstance(node.value, dict):
             return self._no_mapping(node, cls, path)
         if self.to.typed:
-            node = self._translate_former_keys(node, cls, path)
+            node = self._refuse_former_keys(node, cls, path)
         keys = keys_of(cls) if self.to.typed else recorded_keys_of(cls)
         meant = self._unknown_keys(members(node), keys, path)
         if self.to.typed:
@@ -409,7 +409,7 @@ class Reader:
             return read_number(node, type(node.value), (), path, self.to)
         return node.value
 
-    def _translate_former_keys(self, node: Node, cls: type[Any], path: str) -> Node:
+    def _refuse_former_keys(self, node: Node, cls: type[Any], path: str) -> Node:
         """Report keys that are spelled or meant as they formerly were, and return the mapping without them."""
         table, given, keys = renamed_in(cls), members(node), keys_of(cls)
         former = {name for name in given if name in table}

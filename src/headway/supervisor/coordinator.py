@@ -119,7 +119,7 @@ class Coordinator:
         self.event("ended", state=outcome.state, reason=outcome.reason, exit_code=outcome.exit_code, **crash)
         node.close_log()
         # However long the file sync took, the last event gets at least a second.
-        written = node.finish("scribe", max(1.0, end - time.monotonic()))
+        written = node.finish("record-writer", max(1.0, end - time.monotonic()))
         if written:
             self._heartbeat.finish()
             node.wait_finished("heartbeat", max(1.0, end - time.monotonic()))

@@ -1,6 +1,10 @@
 """The supervisor's event loop: waits for pipes, SIGTERM and other signals, and messages from background threads.
 
 The main thread never waits for a store, which may block for minutes: background threads do that and post messages.
+
+On SIGTERM, `Signals` posts `StopRequested`, `Node.request_stop` starts the grace period, and `Coordinator` passes
+SIGTERM to the ranks, then SIGKILL. A rank notices in `training/preemption.py`, and `StepBoundary` writes a checkpoint
+and stops it after the step. A second signal ends everything at once (`StopNow`).
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Follower:
         if mirrored:
             self.node.log_saved_files()
         self.node.close_log()
-        written = self.node.finish("scribe", seconds)
+        written = self.node.finish("record-writer", seconds)
         if self._coordinator is not None:
             self._coordinator.close()
         return mirrored and written

@@ -2,6 +2,9 @@
 
 The disk is the buffer: memory use stays small however fast a rank prints, and nothing is lost while the store is down.
 `ConsoleWriter` also copies the output to the supervisor's standard output, which containers and clouds collect.
+
+The way of a line: a rank's pipe (`processes.Rank`), `Spool` (timestamp, redaction, local disk), `RecordWriter` in
+`threads.py` (segments in the run folder), and `rundir/logs.py`, which `headway logs` reads with.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -99,8 +102,6 @@ BACKLOG_BYTES = 2 << 30  # the most that waits for a store that is down; output 
 LAST_LINES = 20
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
-
-Redact = Callable[[bytes], bytes]
 
 
 def utc_timestamp() -> bytes:

@@ -240,7 +240,7 @@ class Node:
 
     def finish(self, name: str, seconds: float) -> bool:
         """Ask a background thread to finish; return False if the store did not accept its last writes in time."""
-        thread = {"mirror": self.mirror_thread, "scribe": self.record_writer}[name]
+        thread = {"mirror": self.mirror_thread, "record-writer": self.record_writer}[name]
         thread.finish()
         return self.wait_finished(name, seconds)
 

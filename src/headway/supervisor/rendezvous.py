@@ -224,7 +224,9 @@ class JoinThread(threading.Thread):
             self._post(Connected(0, connection, {}))
             connection.receive_all(0, self._post)
             return
-        self._post(RendezvousTimeout(f"node 0 did not join: waited {self._timeout_s:g} s for {address}:{port} ({why})"))
+        self._post(
+            RendezvousTimeout(f"could not reach node 0: waited {self._timeout_s:g} s for {address}:{port} ({why})")
+        )
 
 
 def _create_server(port: int) -> socket.socket:

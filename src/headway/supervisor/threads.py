@@ -187,7 +187,7 @@ class RecordWriter(BackgroundThread):
     """Thread that writes events, log segments and progress, in order. Adding a record never blocks."""
 
     def __init__(self, folder: RunFolder, inbox: MessageQueue, health: StoreHealth, redact: Redactor) -> None:
-        super().__init__("scribe", inbox, health)
+        super().__init__("record-writer", inbox, health)
         self._folder, self._redact = folder, redact
         self._progress_s = _REMOTE_PROGRESS_S if local_path(folder.url) is None else _LOCAL_PROGRESS_S
         self._started_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Checks for NaN and infinity: losses before the update, weights before they are saved or exported.
+"""Handling of non-finite losses (found by `optim.nonfinite_loss`), and the check of weights before they are saved.
 
 Guarantees: parameters and their averages contain neither NaN nor infinity; buffers contain no NaN. Infinity in a buffer
 is legitimate (attention masks, running minima), and so is any value that was there when the model was made. Optimizer

@@ -215,7 +215,7 @@ class DockerTarget:
     def _end_check(self, handle: Handle) -> Callable[[], bool]:
         """Return a function that tells whether the run has ended.
 
-        It polls the daemon and the folder at most every LOOK_S seconds.
+        It polls the daemon and the folder at most every POLL_S seconds.
         """
         poller, polled_at = StatusPoller(folder_of(handle)), -POLL_S
 

@@ -187,7 +187,7 @@ class LocalTarget:
     def _end_check(self, handle: Handle) -> Callable[[], bool]:
         """Return a function that tells whether the run has ended.
 
-        It reads the folder every LOOK_S seconds, and as soon as the supervisor is gone.
+        It reads the folder at short intervals, and as soon as the supervisor is gone.
         """
         poller, polled_at = StatusPoller(folder_of(handle)), -POLL_S
 

@@ -199,7 +199,7 @@ class CheckpointIndex:
 
 
 def read_index(store: Store) -> list[CheckpointEntry] | None:
-    """Read the index; return None if none was ever written. Raises Damaged if it is corrupt."""
+    """Read the index; return None if none was ever written. Raises CheckpointDamaged if it is corrupt."""
     try:
         record = read_record(store, INDEX_KEY)
     except NotThere:

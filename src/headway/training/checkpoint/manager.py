@@ -194,7 +194,10 @@ class CheckpointManager:
     def _compare(self, run_state: Mapping[str, Any], loaded: LoadedCheckpoint) -> None:
         changed = determinism.differences(loaded.environment, self.environment)
         if changed:
-            self._session.log(f"not the machine of the checkpoint, so not to the bit: {', '.join(changed)}")
+            self._session.log(
+                "the environment differs from the checkpoint's, so results may not be bit-identical: "
+                + ", ".join(changed)
+            )
             self._session.event("changed", what=changed)
         if run_state["data"] and self.data and run_state["data"] != self.data:
             self._session.log(f"the data is not what the checkpoint saw: {run_state['data']} → {self.data}")

@@ -104,7 +104,7 @@ class CheckpointReader:
         )
 
     def load(self, step: int) -> LoadedCheckpoint:
-        """Load one checkpoint and verify all its checksums. Raises Damaged if a file is missing or corrupt."""
+        """Load one checkpoint and verify its checksums. Raises CheckpointDamaged if a file is missing or corrupt."""
         folder = checkpoint_folder(step)
         manifest = verify_checksum(self._read(f"{folder}/manifest.json"), f"{folder}/manifest.json")
         try:

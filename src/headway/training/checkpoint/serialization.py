@@ -58,7 +58,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
 
 
 def unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Rebuild the state from the output of `flatten`. Raises Damaged for anything else."""
+    """Rebuild the state from the output of `flatten`. Raises CheckpointDamaged for anything else."""
     try:
         return _unflatten(tree, tensors)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -112,7 +112,7 @@ class StagingBuffer:
 
 
 def parse_safetensors(body: Any) -> dict[str, Tensor]:
-    """Parse a safetensors file into tensors that are views of its bytes. Raises Damaged if it is invalid."""
+    """Parse a safetensors file into tensors that are views of its bytes. Raises CheckpointDamaged if it is invalid."""
     try:
         data = torch.frombuffer(body, dtype=torch.uint8)
         length = int.from_bytes(bytes(data[:8].numpy()), "little")

@@ -103,8 +103,8 @@ class Tracker(Protocol):
     r"""Protocol of a tracker, open for one run. After any exception it counts as closed, and is opened again later.
 
     A new tracker is one class, whose constructor takes a `TrackerRunInfo`, one entry in `headway.plugins.TRACKERS` and
-    one name in the job file's `log_to`. It runs in a process of its own. `where` is an address or a folder, for the
-    log.
+    its name among the values of `Job.log_to` in spec/model.py. It runs in a process of its own. `where` is an address
+    or a folder, for the log.
 
     Example:
         >>> from headway.training.metrics.trackers.base import Tracker
@@ -346,7 +346,7 @@ class WorkerProcess:
         self._buffer = b""
 
     def request(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the answer. Raises Failed if there is none, or it reports a failure."""
+        """Send a request and return the answer. Raises TrackerFailed if there is none, or it reports a failure."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(message).encode() + b"\n")

@@ -210,7 +210,7 @@ def test_parts_that_others_did_not_follow_up_are_removed_but_not_what_is_damaged
 def test_a_damaged_record_is_said_and_the_manifests_are_read(folder: Path, body: bytes) -> None:
     (folder / "checkpoints" / "last.json").write_bytes(body)
     said: list[str] = []
-    loaded = archive(folder, say=said.append).load_newest([])
+    loaded = archive(folder, log=said.append).load_newest([])
     assert loaded is not None
     assert loaded.step == 30
     assert "last.json is damaged" in said[0]

@@ -166,7 +166,7 @@ def test_a_key_that_up_tells_is_pinned_before_the_first_connection_and_another_i
     assert not any("first sight" in text for text in said)
     wrong = {**right, "up": right["up"].replace(server.public_host_key, other)}
     plan = plan_of(FakeBehaviour(), wrong)
-    with pytest.raises(TargetError, match=r"another host key|not known"):
+    with pytest.raises(TargetError, match=r"different host key|not known"):
         lifecycle.launch(plan, name="wrong", target=target_of(plan, []))
     assert cloud.machines == [], "given back all the same"
 

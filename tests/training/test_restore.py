@@ -223,7 +223,7 @@ def test_an_empty_folder_is_a_fresh_start(tmp_path: Path) -> None:
 def test_when_none_can_be_read_it_stops_rather_than_start_again(folder: Path) -> None:
     for path in (folder / "checkpoints").glob("*/*.safetensors"):
         truncate(path)
-    with pytest.raises(NoCheckpoint, match="3 checkpoints were recorded and none can be read"):
+    with pytest.raises(NoCheckpoint, match="3 checkpoints were recorded, but none can be read"):
         archive(folder).load_newest([])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
@@ -22,6 +22,7 @@ from headway.recipes.captioning.evaluate import Validation
 from headway.recipes.captioning.inference import bundle
 from headway.recipes.captioning.model import Captioner, PretrainedEncoder
 from headway.recipes.captioning.vocabulary import END, PAD, START
+from headway.rundir.history import BestScores
 from headway.training import Run
 
 # Self-critical sequence training
@@ -170,14 +171,3 @@ def warmup_cosine(steps: int, warmup: int) -> Callable[[int], float]:
         return 0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2
 
     return factor
-
-
-class BestScores(dict[str, float]):
-    """Validation scores of the best weights so far, saved in every checkpoint."""
-
-    def state_dict(self) -> dict[str, float]:
-        return dict(self)
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.clear()
-        self.update(state)

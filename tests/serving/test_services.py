@@ -105,9 +105,9 @@ def test_a_server_needs_only_its_own_extra(tmp_path: Path) -> None:
         "for name in ('pyarrow', 'dask', 'distributed', 'simplejpeg', 'pyvips', 'sacrebleu', 'google.auth', 'onnx'):\n"
         "    sys.modules[name] = None\n"
         "from headway.bundle.format import Bundle\n"
-        "from headway.artifacts.predictor import service_of\n"
+        "from headway.artifacts.predictor import open_service\n"
         "for folder in sys.argv[1:]:\n"
-        "    service_of(Bundle.open(folder))\n"
+        "    open_service(Bundle.open(folder))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

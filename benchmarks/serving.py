@@ -45,7 +45,7 @@ import base64, io, sys
 import numpy as np
 from PIL import Image
 from headway.bundle.format import Bundle
-from headway.artifacts.predictor import service_of
+from headway.artifacts.predictor import open_service
 
 def pixels(text):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB"))
@@ -58,7 +58,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-service = service_of(Bundle.open(sys.argv[1]))
+service = open_service(Bundle.open(sys.argv[1]))
 app = FastAPI()
 
 class Body(BaseModel):
@@ -84,7 +84,7 @@ import litserve
 
 class Captions(litserve.LitAPI):
     def setup(self, device):
-        self.service = service_of(Bundle.open(sys.argv[1]))
+        self.service = open_service(Bundle.open(sys.argv[1]))
     def decode_request(self, request):
         return self.service.prepare({"image": pixels(request["instances"][0]["image"])})
     def batch(self, inputs):
@@ -110,7 +110,7 @@ ALONE = (
 import json, time
 import torch
 
-service = service_of(Bundle.open(sys.argv[1]))
+service = open_service(Bundle.open(sys.argv[1]))
 ready = [service.prepare({"image": np.full((64, 64, 3), shade, np.uint8)}) for shade in range(64)]
 
 def rate(batch):

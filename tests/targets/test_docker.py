@@ -392,7 +392,7 @@ def die(*args, **more):
 moment = sys.argv[2]
 creates = 0
 
-def run(argv, *, within_s=engine.ANSWER_S):
+def run(argv, *, within_s=engine.COMMAND_TIMEOUT_S):
     global creates
     if moment == "start" and "start" in argv:
         die()

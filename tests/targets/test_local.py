@@ -458,7 +458,7 @@ if moment == "before":
 elif moment == "code":
     spawn._popen = die
 elif moment == "started":
-    spawn._record = die
+    spawn._write_pid_file = die
 else:
     intent.save_handle_details = die
 launcher.launch(Plan.from_json(Path(sys.argv[1]).read_text()), name="orphan", detach=True)

@@ -460,7 +460,7 @@ if moment == "before":
 elif moment == "code":
     starting.submit = die
 elif moment == "submitted":
-    starting._record = die
+    starting._write_job_id = die
 else:
     intent.save_handle_details = die
 launcher.launch(Plan.from_json(Path(sys.argv[1]).read_text()), name="orphan", detach=True)

@@ -102,7 +102,7 @@ from headway.targets.kubernetes import client as kinds
 from headway.targets.kubernetes.target import KubernetesTarget
 
 plan, moment = Plan.from_json(Path(sys.argv[1]).read_bytes()), sys.argv[2]
-create, change = kinds.create, kinds.change
+create, change = kinds.create, kinds.patch
 
 def made(api, body):
     answer = create(api, body)
@@ -115,7 +115,7 @@ def started(api, stroke):
     if moment == "started":
         os.kill(os.getpid(), signal.SIGKILL)
 
-kinds.create, kinds.change = made, started
+kinds.create, kinds.patch = made, started
 launcher.launch(plan, name="orphan", detach=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -231,7 +231,7 @@ class Workdir(Mirror):
         self._changed[name] = now
         return False
 
-    def _enter(self, folder: str, names: list[str]) -> list[str]:
+    def _subfolders_to_scan(self, folder: str, names: list[str]) -> list[str]:
         chosen = []
         for name in names:
             path = os.path.join(folder, name)
@@ -246,7 +246,7 @@ class Workdir(Mirror):
             chosen.append(name)
         return chosen
 
-    def _file(self, path: Path) -> FileStat | None:
+    def _stat_file(self, path: Path) -> FileStat | None:
         return None if _is_excluded(path.name) else super()._stat_file(path)
 
     def _reserved(self, prefix: str, name: str) -> bool:

@@ -58,7 +58,7 @@ def test_a_script_of_an_older_plan_is_judged_by_its_recorded_code(
     eventually(lambda: "counted 4" in project.new("logs", "e"), "it counts")
     project.old("stop", "e")
     said = project.new("resume", "e")
-    words = "its files are restored, and whether it goes on from them is the script's to decide"
+    words = "its files are restored; whether it continues from them is up to the script"
     assert said.count(words) == 2, said  # by the client, and by the supervisor
     printed = [line.partition("counted ")[2] for line in project.new("logs", "e").splitlines() if "counted " in line]
     assert printed == [line.removeprefix("counted ") for line in count_to(8)[:-1]]

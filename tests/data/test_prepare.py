@@ -353,7 +353,7 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes
     work = [*python, "distributed.cli.dask_worker", "--no-nanny", "--no-dashboard", "--nthreads", "1"]
     processes = [subprocess.Popen([*start, "--scheduler-file", str(file)], **quiet)]
     try:
-        while not file.exists():
+        while not file.exists() or not file.read_text():
             assert processes[0].poll() is None
             time.sleep(0.02)
         address = json.loads(file.read_text())["address"]

@@ -63,6 +63,8 @@ JOB: dict[str, Any] = {
     "checkpoint": {"every": "5 steps", "keep_last": 2, "keep_best": 1},
 }
 
+TODAY = {"size": "model_size", "tokens": "batch_tokens"}  # what the recipe's options are called today
+
 
 def missing_history() -> str:
     """Return why the old version cannot be had here; empty where it can."""
@@ -90,10 +92,13 @@ class Project:
     old_src: Path
     job: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self) -> Project:
+    def write(self, renamed: Mapping[str, str] | None = None) -> Project:
+        """Write the job file, with the old version's spellings of the recipe's options or with today's."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        outputs = {"outputs": str(self.folder / "runs")}
-        (self.folder / "headway.yaml").write_text(yaml.safe_dump(_without_none({**JOB, **outputs, **self.job})))
+        job = {**JOB, "outputs": str(self.folder / "runs"), **self.job}
+        if job.get("config"):
+            job["config"] = {(renamed or {}).get(name, name): value for name, value in job["config"].items()}
+        (self.folder / "headway.yaml").write_text(yaml.safe_dump(_without_none(job)))
         return self
 
     @property
@@ -101,9 +106,11 @@ class Project:
         return str(self.job.get("outputs", self.folder / "runs"))
 
     def old(self, *words: str) -> str:
+        self.write()
         return self._call(words, {"PYTHONPATH": str(self.old_src)})
 
     def new(self, *words: str, code: int = 0) -> str:
+        self.write(TODAY)  # as the refusal of the old file says
         return self._call(words, {}, code)
 
     def _call(self, words: tuple[str, ...], env: Mapping[str, str], code: int = 0) -> str:

@@ -40,7 +40,7 @@ import json, sys
 sys.modules["torch"] = None  # as where it is not installed: whoever imports it fails
 from headway.launcher.rehearse import as_dict, rehearse
 from headway.spec import Job
-print(json.dumps(as_dict(rehearse(Job.load("headway.yaml"), longest_s=240.0))))
+print(json.dumps(as_dict(rehearse(Job.load("headway.yaml"), time_limit_s=240.0))))
 """
 
 

@@ -149,7 +149,7 @@ class TestDocker(TargetContract):
         hold = self.running(start(WAITS))
         docker("rm", "--force", *hold.handle.details["containers"])
         status = hold.target.status(hold.handle)
-        assert (status.state, "gone" in status.reason) == (State.LOST, True)
+        assert (status.state, "no longer exist" in status.reason) == (State.LOST, True)
         receipt = hold.down()
         assert receipt.created
         assert receipt.left == ()

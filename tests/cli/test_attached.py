@@ -119,6 +119,7 @@ def test_after_an_exception_the_next_step_is_to_fix_the_script_and_run_it_again(
     assert explained.splitlines()[-1] == "next: fix broken.py, then headway run"
 
 
+@pytest.mark.torch
 def test_the_progress_lines_of_ranks_are_those_that_the_bar_replaces() -> None:
     from headway.training.metrics.progress import progress_line
 

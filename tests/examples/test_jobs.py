@@ -20,6 +20,7 @@ def test_an_example_is_a_job(path: Path) -> None:
     assert job.recipe is None or job.recipe in RECIPES
 
 
+@pytest.mark.torch  # planning a recipe for this machine looks for it
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 def test_an_example_is_planned_on_each_of_its_targets(path: Path, tmp_path: Path) -> None:
     """With drawn data, and without a share: neither the pictures nor the mounts that an example names are here."""

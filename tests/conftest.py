@@ -103,7 +103,7 @@ def pytest_make_collect_report(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if find_spec("torch") is None:
         for item in items:
-            if item.nodeid.startswith(TRAINING):
+            if item.nodeid.startswith(TRAINING) or item.get_closest_marker("torch"):
                 item.add_marker(pytest.mark.skip(reason="torch is not installed"))
     if os.environ.get("HEADWAY_KILLS_EVERY"):  # all of them take as long as they take
         for item in items:

@@ -179,7 +179,7 @@ def memory(size: int) -> int:
         "def peak(): return int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]) / 1e3\n"
         "model, optimizer = trained(); run = headway_run(model, optimizer); keeping = run._checkpoints\n"
         "write, gate = run._session.store.write, threading.Event()\n"
-        "before = peak(); keeping.position.step = 1; keeping.save(); keeping.saver.drain(); first = peak()\n"
+        "before = peak(); keeping.position.step = 1; keeping.save(); keeping.writer.drain(); first = peak()\n"
         "run._session.store.write = lambda *a, **o: (gate.wait(), write(*a, **o))[1]\n"
         "for n in range(2, 9): keeping.position.step = n; keeping.save()\n"
         "second = peak(); gate.set(); print(first - before, second - before)\n"
@@ -242,8 +242,8 @@ def headway(model: Any, optimizer: Any, folder: Path) -> Callable[[int], float]:
 
     def stall(number: int) -> float:
         keeping.position.step = number + 1
-        took = timed(keeping.take)
-        keeping.saver.drain()
+        took = timed(keeping.save)
+        keeping.writer.drain()
         return took
 
     return stall

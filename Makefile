@@ -1,13 +1,15 @@
-# Two commands do all the set-up by themselves: `make demo` and `make test`.
+# `make demo` and `make test` need no other set-up.
 BIN := .venv/bin
-# Suites start thousands of processes: they keep what the first has compiled, even where a shell says not to.
+# Test suites start thousands of processes: cache compiled bytecode, even if the shell disables it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test fuzz fuzz-serve lock sbom audit test-fresh-machine test-3.10 test-docker test-kubernetes test-slurm test-ssh test-chaos test-load check bench results clean
+.PHONY: help demo test test-slow fuzz fuzz-serve lock sbom audit test-fresh-machine test-3.10 test-docker test-kubernetes test-slurm test-ssh test-chaos test-load check bench results clean
 
 help:
 	@echo "make demo   train, evaluate, export and try a captioner on drawn scenes, here"
-	@echo "make test   all checks and tests that need no root and no daemon"
+	@echo "make test   the tests that train nothing and start no foreign server: five minutes"
+	@echo "make test-slow  the other tests that need no root and no daemon"
+	@echo "make check  ruff and mypy"
 	@echo "make bench  speed, side by side with peers"
 	@echo "make results train the long runs and record them in docs/results.md (hours)"
 	@echo "make clean  remove the virtual environment and what demo and tests made"
@@ -15,24 +17,30 @@ help:
 demo: .venv/.ready-demo
 	@scripts/demo
 
-# A process a core, each with files of its own: what one file's tests share is made once.
+# One process per core; an idle one takes over tests from the other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+DAEMONS := docker or podman or kubernetes or slurm or ssh
+
 test: .venv/.ready-test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(PYTEST) -m "not slow"
+
+test-slow: .venv/.ready-test
+	@$(PYTEST) -m "slow and not ($(DAEMONS))"
 
 check: .venv/.ready-test
 	@$(BIN)/ruff check src tests benchmarks
 	@$(BIN)/ruff format --check src tests benchmarks
 	@$(BIN)/mypy
 
-# Vertex AI's own images have Python 3.10: what needs no torch is tested there too.
+# Vertex AI's own images have Python 3.10: test the code that needs no torch on it too.
 test-3.10:
 	@scripts/test-on-3.10
 
-# A fresh Debian in a chroot, and nothing typed but what the README says: as root, with debootstrap. FRESH=demo for half.
+# The README's commands in a fresh Debian chroot: as root, with debootstrap. FRESH=demo runs half of it.
 test-fresh-machine:
 	@scripts/test-fresh-machine $(FRESH)
 
-# These start a daemon of their own: as root, with what they need from apt.
+# These start their own daemon: as root, with packages from apt.
 test-docker: .venv/.ready-test
 	@scripts/test-docker
 
@@ -42,15 +50,15 @@ test-kubernetes: .venv/.ready-test
 test-slurm: .venv/.ready-test
 	@scripts/test-slurm
 
-# Several hosts and containers need root; the rest runs in `make test` as well, where sshd is installed.
+# Several hosts and containers need root; the rest does not.
 test-ssh: .venv/.ready-test
 	@scripts/test-ssh
 
-# 200 kills at random moments, every other trouble, every write and upload failed in turn: hours. CHAOS="--seconds 600".
+# 200 kills at random moments, all other faults, every write and upload failed in turn: hours. CHAOS="--seconds 600".
 test-chaos: .venv/.ready-test
 	@$(BIN)/python -m tests.chaos $(CHAOS)
 
-# Every reader of foreign bytes, for two minutes; FUZZ="--seconds 3600 --atheris" for longer and guided by coverage.
+# Fuzz every reader of untrusted bytes for two minutes; FUZZ="--seconds 3600 --atheris": longer, guided by coverage.
 fuzz: .venv/.ready-test
 	@$(BIN)/python -m tests.fuzz $(FUZZ)
 
@@ -58,7 +66,7 @@ fuzz: .venv/.ready-test
 fuzz-serve: .venv/.ready-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.serving.fuzz $(FUZZ)
 
-# The hashes of what is installed; the bill of materials; what is known against it (docs/security.md).
+# Hashes of the dependencies; bill of materials; known vulnerabilities (docs/security.md).
 lock:
 	@scripts/lock
 
@@ -70,11 +78,11 @@ sbom: .venv/.ready-test
 audit:
 	@scripts/tool pip-audit==2.10.1 pip-audit --strict --disable-pip --require-hashes -r requirements/locked-test.txt
 
-# The long form of the load on a server: 1,000 clients at once, and 50,000 requests. Minutes.
+# The long load test of a server: 1,000 concurrent clients, and 50,000 requests. Minutes.
 test-load: .venv/.ready-test
 	@HEADWAY_LOAD=1 $(BIN)/python -m pytest -s tests/serving/test_load.py
 
-# The long runs, for docs/results.md: hours. A minute's worth of it runs in `make test`.
+# The long runs for docs/results.md: hours. `make test-slow` runs one minute of them.
 results: .venv/.ready-test
 	@$(BIN)/python scripts/results $(RESULTS)
 

@@ -1,1 +1,1 @@
-"""Speed, shown: each module measures Headway side by side with its peers in one run. `python -m benchmarks NAME`."""
+"""Benchmarks: each module measures Headway and other tools in one run. `python -m benchmarks NAME`."""

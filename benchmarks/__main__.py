@@ -1,6 +1,6 @@
 """`python -m benchmarks [--record] [NAME …]`: run all benchmarks, or those named.
 
-`--record` keeps what they print in docs/benchmarks.json and writes docs/benchmarks.md, with plots, anew.
+`--record` saves their output in docs/benchmarks.json and rewrites docs/benchmarks.md, with plots.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_A_BENCHMARK = {"__main__", "harness", "page"}
 
 
 class Tee(io.StringIO):
-    """What is printed, seen at once and kept."""
+    """Write output to the terminal and keep a copy."""
 
     def write(self, text: str) -> int:
         sys.__stdout__.write(text)  # type: ignore[union-attr]
@@ -34,7 +34,7 @@ def main() -> int:
     known = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__) if m.name not in NOT_A_BENCHMARK)
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        print(f"no benchmark {unknown[0]!r}; there are: {', '.join(known)}", file=sys.stderr)
+        print(f"no benchmark {unknown[0]!r}; choose from: {', '.join(known)}", file=sys.stderr)
         return 2
     print(f"# {machine()}")
     failed = 0

@@ -1,8 +1,8 @@
-"""Beam search over a batch of pictures, against the loop that tutorials show. Promised: 5 × less time a picture.
+"""Beam search over a batch of pictures, against the loop of common tutorials. Promised: 5 × less time per picture.
 
-The rival captions one picture after the other, repeats its grid for every caption in the running, and projects it anew
-at every word. Both use the same decoder (Show, Attend and Tell, 512 numbers, 9,490 words), the same grids (14 × 14 ×
-2048, as a ResNet-101 sees 448 pixels), and must say the same.
+The other implementation captions one picture at a time, repeats its grid for every candidate caption, and projects it
+again at every word. Both use the same decoder (Show, Attend and Tell, 512 wide, 9,490 words) and the same grids (14 ×
+14 × 2048, as from a ResNet-101 at 448 pixels), and must produce the same captions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long a checkpoint holds training up, against the time to copy the state in memory. Promised: at most 1.3 ×.
+"""How long a checkpoint blocks training, against the time to copy the state in memory. Promised: at most 1.3 ×.
 
-A model with Adam's state, about 300 MB. Also shown: how much slower steps are while the write behind it goes on, and
-what snapshots add to the memory. Promised: at most twice the state, and once where the store keeps up.
+A model with Adam's state, about 300 MB. Also shown: how much slower steps are while the background write runs, and
+how much memory snapshots add. Promised: at most twice the state, and once if the store keeps up.
 
-torchsnapshot and Lightning (with its AsyncCheckpointIO) are installed into environments of their own under
-~/.cache/headway-bench and measured in a process of their own, against a copy in memory there.
+torchsnapshot and Lightning (with its AsyncCheckpointIO) are installed in separate environments under
+~/.cache/headway-bench and measured in their own processes, against a copy in memory there.
 """
 
 from __future__ import annotations

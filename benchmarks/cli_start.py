@@ -1,7 +1,7 @@
-"""How long the command line takes to answer, as a multiple of an empty Python. Promised: help 4 ×, plan 20 ×.
+"""How long the command line takes to respond, as a multiple of an empty Python. Promised: help 4 ×, plan 20 ×.
 
-torchx, dstack, SkyPilot and Metaflow answer `--help` (Metaflow: `help`) from environments of their own; all with
-compiled bytecode kept from the first start on. `headway plan` resolves a job, its data, its code and its cost.
+torchx, dstack, SkyPilot and Metaflow run `--help` (Metaflow: `help`) from separate environments, all with bytecode
+compiled at the first start. `headway plan` resolves a job, its data, its code and its cost.
 """
 
 from __future__ import annotations

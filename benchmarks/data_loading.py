@@ -1,11 +1,11 @@
-"""Reading shuffled batches of 64 crops of 224 pixels, uint8: Headway's shards side by side with what people use.
+"""Reading shuffled batches of 64 crops of 224 pixels, uint8: Headway's shards compared with common loaders.
 
-Promised, of pictures a second: raw shards 5 × the best of torch's DataLoader, WebDataset, litdata, MosaicML Streaming
+Promised, in pictures per second: raw shards 5 × the best of torch's DataLoader, WebDataset, litdata, MosaicML Streaming
 and HF datasets on 256-pixel JPEGs, 0.7 × a bare memory-map copy and 20 × Pillow on the original files; JPEG shards 2 ×
-the best of them. The first batch from the middle of an epoch in the time of a first batch. Each side runs in a process
-of its own, those of others with two workers, in an environment of their own under ~/.cache/headway-bench; all are asked
-in turn for one epoch after a first one that does not count. A feed has some batches ready when an epoch begins, and
-may so come out above its limit.
+the best of them. The first batch from the middle of an epoch takes as long as a first batch. Each loader runs in its
+own process, other tools with two workers, in a separate environment under ~/.cache/headway-bench; all take turns with
+one epoch each, after a first one that does not count. A feed has some batches ready when an epoch begins, and can
+therefore exceed its limit.
 """
 
 from __future__ import annotations

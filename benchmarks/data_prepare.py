@@ -1,9 +1,9 @@
 """Preparing pictures at 256 pixels, against a multiprocessing.Pool that opens each JPEG with Pillow and pickles it.
 
-Promised: 3 × the pictures a second where pictures have 2 megapixels and more, not slower at 640 × 480, output 10 times
-smaller; memory that does not grow with the number of pictures, and time that grows in proportion. Both sides resize
-with Lanczos and write what they make to disk; ours also hashes every picture twice, for duplicates. Dask's workers are
-up before the clock starts, as the Pool's are. HEADWAY_BENCH_FULL=1 adds 100,000 pictures to the memory part.
+Promised: 3 × the pictures per second for pictures of 2 megapixels and more, not slower at 640 × 480, output 10 times
+smaller; memory that does not grow with the number of pictures, and time that grows linearly. Both resize with Lanczos
+and write their output to disk; Headway also hashes every picture twice, for duplicates. Dask's workers are started
+before the measurement, as are the Pool's. HEADWAY_BENCH_FULL=1 adds 100,000 pictures to the memory part.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a `kill -9` in the middle of saving leaves, and whether a damaged checkpoint is noticed.
+"""The result of a `kill -9` in the middle of saving, and whether a damaged checkpoint is detected.
 
-Everybody saves the same state again and again, under a new name each time, the newest two kept. All numbers of a state
-are its step, so that a mixture of two is seen. The process is killed at a random moment, and what is newest on the disk
-is read with the same library: is it whole, refused with an error (a person must find the older one), or wrong without a
-word? Then one byte in the middle of the largest file of a whole checkpoint is changed, and it is read again. `fsync`
-tells whether it was asked for (by strace): without it a power cut may take what a kill cannot. Headway is read as a run
-reads it: it goes back by itself to the newest that is whole.
+Every library saves the same state repeatedly, under a new name each time, and keeps the newest two. All numbers of a
+state are its step, so that a mixture of two states is visible. The process is killed at a random moment, and the same
+library reads the newest checkpoint on the disk: is it complete, rejected with an error (a person must find the older
+one), or silently wrong? Then one byte in the middle of the largest file of a complete checkpoint is changed, and it is
+read again. `fsync` shows whether the library calls it (by strace): without it a power failure may lose what a kill
+cannot. Headway is read as a run reads it: it falls back to the newest complete checkpoint by itself.
 """
 
 from __future__ import annotations

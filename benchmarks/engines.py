@@ -1,10 +1,10 @@
-"""ONNX Runtime against torch, on bundles that were trained: which one `headway serve` chooses, and what each takes.
+"""ONNX Runtime against torch, on trained bundles: which one `headway serve` chooses, and how long each takes.
 
-A classifier and a grader answer in one pass, a captioner's encoder looks in one pass and torch searches the words: the
-whole answer is timed, from prepared pictures to JSON, alone and in a batch of 8. Translators search word by word and
-stay with torch: of them the parts that a search calls are timed. Both engines get a turn each, with one thread, and
-their answers are compared. Broken: an answer that differs, or a choice of the slower engine where the other is faster
-by more than a tenth.
+A classifier and a grader answer in one pass; a captioner's encoder is one pass, and torch runs the beam search: the
+whole answer is timed, from prepared pictures to JSON, alone and in a batch of 8. Translators decode word by word and
+use torch: for them the parts that a search calls are timed. The engines take turns, with one thread, and their answers
+are compared. Broken: an answer that differs, or a choice of the slower engine if the other is faster by more than a
+tenth.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What one more rank, run, picture, checkpoint and point costs, at three sizes: ten times as many each.
+"""The cost of one more rank, run, picture, checkpoint and point, at three sizes, each ten times the one before.
 
-Each line does a piece of Headway's own work with n of something, 10 n and 100 n, in turn, three times. What matters is
-the cost of one: it may fall as a start is shared by more, and may not rise. More than 1.5 times that of the size before
-would be work that grows faster than what it is for, a bug: **broken promise** would stand there.
+Each line does a piece of Headway's own work with n of something, 10 n and 100 n, in turn, three times. The cost per
+item counts: it may fall when more items share a start-up cost, and must not rise. More than 1.5 times that of the
+previous size would be superlinear growth, a bug, and is marked **broken promise**.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ def run(folder: Path) -> dict[int, Work]:
 
 def page(folder: Path) -> dict[int, Work]:
     """page of runs: every page of the dashboard looked at, one run's share."""
-    from benchmarks.ledger import ledger_of
+    from benchmarks.ledger import index_of
     from headway.dashboard.runs import RunService
 
-    def leaf(ledger: Any, count: int) -> None:
-        board, seen = RunService(ledger), 0  # a new one: nothing is remembered
+    def leaf(run_index: Any, count: int) -> None:
+        board, seen = RunService(run_index), 0  # a new one: nothing is remembered
         while seen < count:
             seen += len(board.runs(offset=seen)["runs"])
 
-    ledgers = {count: ledger_of(folder / f"pages-{count}", count) for count in (100, 1_000, 10_000)}
-    return {count: lambda count=count: leaf(ledgers[count], count) for count in ledgers}  # type: ignore[misc]
+    indexes = {count: index_of(folder / f"pages-{count}", count) for count in (100, 1_000, 10_000)}
+    return {count: lambda count=count: leaf(indexes[count], count) for count in indexes}  # type: ignore[misc]
 
 
 def picture(folder: Path) -> dict[int, Work]:

@@ -1,4 +1,4 @@
-"""Ratios from interleaved repetitions: on a noisy machine only what was measured in the same run can be compared."""
+"""Ratios from interleaved repetitions: on a noisy machine only measurements of the same run can be compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOME = Path.home() / ".cache" / "headway-bench"
 
 @dataclass(frozen=True)
 class Row:
-    """One contender: seconds for each repetition, in the order they were measured."""
+    """One measured entry: seconds per repetition, in order."""
 
     name: str
     seconds: tuple[float, ...]
@@ -30,13 +30,13 @@ class Row:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, as a part of the median."""
+        """Return half the interquartile range, relative to the median."""
         low, _, high = statistics.quantiles(self.seconds, n=4)
         return (high - low) / 2 / self.median
 
 
 def interleave(cases: dict[str, Callable[[], object]], repeats: int) -> list[Row]:
-    """Every case once, then every case again, …: what disturbs hits all alike. The first round is not counted."""
+    """Run all cases in rounds, so that disturbances affect all alike. The first round is not counted."""
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for round_ in range(repeats + 1):
         for name, case in cases.items():
@@ -48,7 +48,7 @@ def interleave(cases: dict[str, Callable[[], object]], repeats: int) -> list[Row
 
 
 def show(rows: list[Row], baseline: str, *, unit_s: float = 1e-3, unit: str = "ms") -> str:
-    """A Markdown table: medians, their spread, and each as a multiple of the baseline."""
+    """Render a Markdown table: medians, their spread, and each as a multiple of the baseline."""
     base = next(row.median for row in rows if row.name == baseline)
     lines = [f"| | median ({unit}) | ± | × {baseline} |", "| --- | ---: | ---: | ---: |"]
     for row in rows:
@@ -67,7 +67,7 @@ def machine() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """One number worth keeping: a bar of the plot, a line of the table of limits."""
+    """One recorded number: a bar of the plot, a line of the table of limits."""
 
     group: str  # numbers of one group are compared with each other
     name: str
@@ -81,7 +81,7 @@ NOTED: list[Note] = []
 
 
 def note(group: str, name: str, value: float, unit: str, *, limit: str = "", floor: float | None = None) -> None:
-    """Keep a number for docs/benchmarks.md, beside what the benchmark prints."""
+    """Record a number for docs/benchmarks.md, besides the benchmark's output."""
     NOTED.append(Note(group=group, name=name, value=value, unit=unit, limit=limit, floor=floor))
 
 
@@ -89,13 +89,13 @@ def note(group: str, name: str, value: float, unit: str, *, limit: str = "", flo
 
 
 class Absent(Exception):
-    """A rival that cannot take part; the message says why."""
+    """Another tool cannot be measured; the message says why."""
 
 
 def environment(name: str, *packages: str, share: bool = True) -> Path:
-    """The Python of a virtual environment with these packages, made once under ~/.cache/headway-bench.
+    """Return the Python of a virtual environment with these packages, created once under ~/.cache/headway-bench.
 
-    With `share` it sees this one's packages and Headway too, torch above all: the same for all, not downloaded again.
+    With `share` it also uses this environment's packages and Headway, so that torch is the same.
     """
     home = HOME / name
     if not (home / ".ready").exists():

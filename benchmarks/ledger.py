@@ -1,6 +1,6 @@
-"""The dashboard's answers: a page of 10,000 runs against one of 100, a curve of 1,000,000 points against one of 10,000.
+"""The dashboard's speed: a page of 10,000 runs against one of 100, a curve of 1,000,000 points against one of 10,000.
 
-And the same curves of 20,000 points read by TensorBoard's own reader, where it is installed.
+Also the same curves of 20,000 points, read by TensorBoard's own reader if it is installed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _runs(folder: Path) -> None:
-    few, many = (ledger_of(folder / f"{count}", count) for count in (FEW_RUNS, MANY_RUNS))
+    few, many = (index_of(folder / f"{count}", count) for count in (FEW_RUNS, MANY_RUNS))
     fresh: dict[str, Callable[[], object]] = {
         "100 runs: first page": lambda: RunService(few).runs(),
         "10,000 runs: first page": lambda: RunService(many).runs(),
@@ -60,7 +60,7 @@ def _noted(group: str, rows: list[Measured], limit: str) -> None:
             note(group, f"headway, {row.name}", row.median * 1e3, "ms", limit=limit, floor=floor)
 
 
-def ledger_of(folder: Path, count: int) -> RunIndex:
+def index_of(folder: Path, count: int) -> RunIndex:
     """Runs with as much in their folders as a page of them looks at."""
     rows = []
     for number in range(count):
@@ -70,9 +70,9 @@ def ledger_of(folder: Path, count: int) -> RunIndex:
         kept = {"kept": [{"step": 1, "score": 0.5, "names": ["phase1_best"]}], "step": 1, "steps": [1]}
         (place / "checkpoints" / "last.json").write_text(json.dumps(kept))
         rows.append(RunRow(name=place.name, url=str(place), target="local", job="j", created=number, state="finished"))
-    ledger = RunIndex(folder / "ledger.sqlite")
-    ledger.record(*rows)
-    return ledger
+    run_index = RunIndex(folder / "ledger.sqlite")
+    run_index.record(*rows)
+    return run_index
 
 
 def _points(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md from docs/benchmarks.json: tables as printed, a plot for each group, limits in one table."""
+"""Write docs/benchmarks.md from docs/benchmarks.json: tables as printed, a plot per group, limits in one table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 KEPT, PAGE, PLOTS = DOCS / "benchmarks.json", DOCS / "benchmarks.md", DOCS / "pictures"
 HEAD = """# Benchmarks
 
-`make bench` runs all of them, `make bench-step-overhead` one. Ratios come from one run on one machine: every contender
-does its part in turn, in an order drawn anew, and medians are compared. Rivals are installed in environments of their
-own under ~/.cache/headway-bench, and named where they do not install. `python -m benchmarks --record NAME` writes this
-page. Slower than a rival is said plainly, first of all; **broken promise** stands where it was measured.
+`make bench` runs all of them, `make bench-step-overhead` one. Ratios come from one run on one machine: all tools take
+turns, in a random order, and medians are compared. Other tools are installed in separate environments under
+~/.cache/headway-bench, and listed if they do not install. `python -m benchmarks --record NAME` writes this page. It
+lists first where Headway is slower than another tool; **broken promise** marks a measurement that misses its promise.
 """
-NOTEWORTHY = 1.05  # times a rival's: less is noise
-LIMITS = ("bare", "plain", "copy in memory", "no search")  # how the names of what is no rival begin
+NOTEWORTHY = 1.05  # times another tool's: less is noise
+LIMITS = ("bare", "plain", "copy in memory", "no search")  # prefixes of names that are limits, not tools
 
 
 def keep(name: str, about: str, said: str, notes: Iterable[Note], *, broken: bool) -> None:
@@ -65,12 +65,12 @@ def _slower(kept: dict[str, Any]) -> str:
         for group, ours, theirs, times in slower(kept[name]["notes"]):
             lines.append(f"- {name}, {group}: {times:.2f} × {theirs} ({ours})")
         if kept[name]["broken"]:
-            lines.append(f"- {name}: a promise is broken, see there")
-    return "\n".join(lines if len(lines) > 1 else [*lines, "Nowhere, of what was measured."]) + "\n"
+            lines.append(f"- {name}: a promise is broken (see its section)")
+    return "\n".join(lines if len(lines) > 1 else [*lines, "Nowhere in these measurements."]) + "\n"
 
 
 def slower(notes: list[dict[str, Any]]) -> list[tuple[str, str, str, float]]:
-    """Group, our contender, the rival, and by how much, wherever a rival is faster by more than noise."""
+    """Return group, our entry, the other tool and the ratio wherever another tool is faster by more than noise."""
     found = []
     for rival in notes:
         if is_ours(rival) or rival["name"].startswith(LIMITS):
@@ -106,7 +106,7 @@ def _limits(kept: dict[str, Any]) -> str:
 
 
 def _with_limit(notes: list[dict[str, Any]], note: dict[str, Any]) -> dict[str, Any]:
-    """Who names no limit has that of its group, where there is just one."""
+    """Return the note's limit, or else that of its group if it has just one."""
     limits = {(other["limit"], other["floor"]) for other in notes if other["group"] == note["group"] and other["floor"]}
     if note["floor"] or len(limits) != 1:
         return note
@@ -119,8 +119,8 @@ def _number(value: float) -> str:
 
 
 def _plot(title: str, notes: list[dict[str, Any]]) -> str:
-    """Bars, ours in colour; grey that can be read on white and on black."""
-    left, row = max(160, 16 + 7 * max(len(note["name"]) for note in notes)), 26  # no letter is wider, on average
+    """Render bars, ours in colour; the grey is readable on white and on black."""
+    left, row = max(160, 16 + 7 * max(len(note["name"]) for note in notes)), 26  # the mean width of a letter
     width = left + 400
     most = max(note["value"] for note in notes) or 1.0
     bars = []

@@ -1,8 +1,8 @@
-"""A training stopped in the middle of an epoch and resumed, against the same one unbroken: by how much weights differ.
+"""A training stopped in the middle of an epoch and resumed, against an uninterrupted one: how much weights differ.
 
-Each trains the same small network (dropout, a shuffled loader, noise drawn for every item) with its own documented way
-to save and go on, in a process of its own for each part, and is compared with its own unbroken run. 0 is exact.
-Accelerate skips to the position with `skip_first_batches`, Fabric with a count of its own, Lightning by `ckpt_path`.
+Each framework trains the same small network (dropout, a shuffled loader, random noise per item) with its own documented
+way to save and resume, in a separate process per part, and is compared with its own uninterrupted run. 0 is exact.
+Accelerate skips to the position with `skip_first_batches`, Fabric with its own count, Lightning by `ckpt_path`.
 """
 
 from __future__ import annotations

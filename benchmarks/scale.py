@@ -1,7 +1,7 @@
-"""What 1,000 nodes of 8 ranks and a billion pictures would ask of the parts that do not train: simulated, in seconds.
+"""The load of 1,000 nodes of 8 ranks and a billion pictures on the parts that do not train: simulated, in seconds.
 
-The code is Headway's own; stores are in memory and count what is asked of them, connections are real ones over the
-loopback. What a cloud would add is its latency: where a line says so, requests are counted and answered 30 ms late.
+The code is Headway's own; stores are in memory and count requests, connections are real ones over the loopback. A
+cloud would add its latency: if a line says so, requests are counted and answered after 30 ms.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One, two and four ranks: weak scaling (each rank its own rows) and strong scaling (the same rows, shared).
 
-Ranks are processes with one thread each over loopback gloo, and Headway and torch's DDP take a step each in turn. What
-can be had at most is as many times one rank's rows a second as there are ranks or cores, whichever is fewer: four ranks
-on two cores take turns, and show what one more rank costs where no core is left for it.
+Ranks are processes with one thread each over loopback gloo, and Headway and torch's DDP take turns, one step each. The
+upper limit is one rank's rows per second times the number of ranks or cores, whichever is smaller: four ranks on two
+cores take turns, and show the cost of one more rank without a free core.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A model behind HTTP: Headway's server, a plain FastAPI one and LitServe, with the same model and clients.
 
 Promised: batched throughput at least 3 × one request at a time on the same cores, with p99. The model is a captioner
-of the demo's size with a beam of 3. Each server is a process of its own; they are loaded in turn, and those that are
-not stand still meanwhile (an idle one may look for work all the time, on the same cores). FastAPI and LitServe are
-installed in virtual environments of their own under ~/.cache/headway-bench, and use this one's torch.
+of the demo's size with a beam of 3. Each server is a separate process; they are loaded in turn, and the others are
+paused meanwhile (an idle one may poll for work all the time, on the same cores). FastAPI and LitServe are installed in
+separate virtual environments under ~/.cache/headway-bench, and use this one's torch.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What a step costs over a bare PyTorch loop. Promised: at most 50 µs, and at most 2 % where a step takes 5 ms.
+"""The cost of a step over a bare PyTorch loop. Promised: at most 50 µs, and at most 2 % if a step takes 5 ms.
 
-Everyone trains the same model on the same batches with one thread, and logs the loss every step. Everyone does a few
-steps in turn, in an order drawn anew for each round; the first of them are not counted, as no training loop finds its
-caches full of another framework's code at every step.
+Every framework trains the same model on the same batches with one thread, and logs the loss every step. They take turns
+of a few steps, in a random order for each round; the first steps of a turn are not counted, since in a real training
+loop the caches are not full of another framework's code at every step.
 Measured is the CPU time of the training thread, which never waits here: other programs on the machine do not count.
-Fabric, Accelerate and Lightning are in an environment of their own with this torch, in which all are measured.
-Lightning has a loop of its own, which cannot be done step by step, and is measured a hundred steps at a time.
-`bare, once more` is the same loop again: what differs there is the noise of the measurement.
-What an epoch's end and a checkpoint cost is in checkpoint_stall.
+Fabric, Accelerate and Lightning are in a separate environment with this torch, in which all are measured.
+Lightning has its own loop, which cannot be run step by step, and is measured a hundred steps at a time.
+`bare, once more` is the same loop again: its difference is the noise of the measurement.
+The cost of an epoch's end and of a checkpoint is in checkpoint_stall.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Object stores by Headway, by the cloud's own client library and by fsspec, each against one server on this machine.
+"""Object stores through Headway, the cloud's own client library and fsspec, each against one server on this machine.
 
-S3 is moto, Azure Blob is Microsoft's Azurite, Google's is the strict double of the tests: the same server for all, and
-slower than any client. The limit is plain HTTP to it, without retries or checksums. Every client is a process of its
-own; each writes, reads and lists the same objects in turn, large ones as its documentation advises. s3fs and adlfs are
-in environments of their own; gcsfs ends lines in a way that the double refuses, and takes no part. A server far away
-would hide what is measured here: the work of the client.
+S3 is moto, Azure Blob is Microsoft's Azurite, Google's is the strict test double: the same server for all, and slower
+than any client. The limit is plain HTTP to it, without retries or checksums. Every client is a separate process; they
+take turns to write, read and list the same objects, large ones as their documentation recommends. s3fs and adlfs are in
+separate environments; gcsfs ends lines in a way that the double rejects, and is not compared. A remote server would
+hide what is measured here: the work of the client.
 
-To a server next door, one request is quicker than several parts side by side, of which the server has more work. What
-parts are for is shown last: the same S3, behind a proxy that lets a connection carry 25 MB a second, as a cloud does.
+On a local server, one request is faster than several parallel parts, which are more work for the server. The advantage
+of parts is shown last: the same S3, behind a proxy that limits each connection to 25 MB per second, as a cloud does.
 """
 
 from __future__ import annotations

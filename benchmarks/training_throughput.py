@@ -1,8 +1,8 @@
 """Training a captioner and a translator: the recipes' steps against the same steps in a plain PyTorch loop.
 
-Both train copies of one model on the same batches, a step each in turn, in an order drawn anew for each round. The
-plain loop makes its batch, goes forward and back, clips, steps and notes the loss; Headway's also seeds every
-generator, looks for stops and for checkpoints that are due, and keeps its metrics. Promised: not slower by over 2 %.
+Both train copies of one model on the same batches, and take turns of one step, in a random order for each round. The
+plain loop makes its batch, runs forward and backward, clips, steps and records the loss; Headway's also seeds every
+generator, checks for stops and for due checkpoints, and records its metrics. Promised: at most 2 % slower.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def headway(made: Made) -> Step:
 
     def step() -> None:
         total, count = made.loss(model, next(data))
-        run.step(total, optimizer, weight=count, clip=made.clip)
+        run.step(optimizer, loss_sum=total, weight=count, clip=made.clip)
         run.log(loss=total / count)
 
     return step

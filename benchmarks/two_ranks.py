@@ -1,7 +1,7 @@
-"""What a step of two ranks costs with fixed buckets, against torch's DistributedDataParallel on the same ranks.
+"""The cost of a step of two ranks with fixed buckets, against torch's DistributedDataParallel on the same ranks.
 
-Both train the same model over the same gloo connections, a step each in turn, in an order drawn anew for each round,
-and log the loss every step. Headway also agrees on stopping and saving, averages the logged loss over ranks, and seeds
+Both train the same model over the same gloo connections, take turns of one step, in a random order for each round, and
+log the loss every step. Headway also reduces its stop and save flags, averages the logged loss over ranks, and seeds
 every generator.
 """
 

@@ -1,8 +1,8 @@
-"""Logistic regression by stochastic gradient descent, in plain Python: what Headway asks of a script of any framework.
+"""Logistic regression by stochastic gradient descent, in plain Python: a script of any framework under Headway.
 
-It asks for nothing to be imported. What is written under $HEADWAY_RUN_DIR is kept in the run's folder while the script
-runs and at its end; $HEADWAY_RESUME_DIR holds what earlier attempts had kept. On SIGTERM there is time to write once
-more; exit code 143 says "start me again". Started by hand, it keeps its files in ./files.
+It imports nothing from Headway. Files written under $HEADWAY_RUN_DIR are saved to the run's folder while the script
+runs and at its end; $HEADWAY_RESUME_DIR contains the files that earlier attempts saved. After SIGTERM there is time for
+a last save; exit code 143 means that the run can be resumed. Started by hand, it saves its files in ./files.
 """
 
 import json
@@ -26,7 +26,7 @@ def ask_to_stop(number, frame):
 
 
 def save(state):
-    """Whole or not at all: a kill in the middle leaves the one before it."""
+    """Save atomically: after a kill in the middle, the previous file is intact."""
     files.mkdir(parents=True, exist_ok=True)
     partial = files / "state.json.part"
     partial.write_text(json.dumps(state))
@@ -34,14 +34,14 @@ def save(state):
 
 
 def load():
-    """Also the generator's state: without it the steps after a resume would draw other points."""
+    """Restore the generator's state too: otherwise the steps after a resume would draw other points."""
     if not (resume / "state.json").exists():
         random.seed(7)
         return {"step": 0, "weights": [0.0, 0.0, 0.0], "dice": random.getstate()}
     state = json.loads((resume / "state.json").read_text())
     version, words, gauss = state["dice"]
     random.setstate((version, tuple(words), gauss))
-    print(f"going on from step {state['step']}", flush=True)
+    print(f"resuming from step {state['step']}", flush=True)
     return state
 
 

@@ -1,7 +1,7 @@
-"""Keras on several workers by MultiWorkerMirroredStrategy, which reads the world from TF_CONFIG: Headway sets it.
+"""Keras on several workers by MultiWorkerMirroredStrategy, which reads the cluster from TF_CONFIG: Headway sets it.
 
 Keras' own BackupAndRestore keeps model, optimizer and epoch under $HEADWAY_RUN_DIR, which the run's folder mirrors: a
-killed run goes on with the epoch that it was in. Keras 3 cannot `fit` under this strategy, so the job asks for Keras 2
+killed run continues with the epoch that it was in. Keras 3 cannot `fit` under this strategy, so the job asks for Keras 2
 by TF_USE_LEGACY_KERAS=1.
 """
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 EPOCHS, BATCH = 5, 64  # over all workers together
 
-strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before all else of TensorFlow's: it opens the connections
+strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before any other TensorFlow call: it opens the connections
 index = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
 chief = index == 0
 print(f"worker {index} of {strategy.num_replicas_in_sync}", flush=True)
@@ -45,6 +45,6 @@ model.fit(
     callbacks=[tf.keras.callbacks.BackupAndRestore(str(files / "backup"))],
 )
 
-# All workers must save, for saving reads variables that they share; only the chief's copy is kept.
+# All workers must save, because saving reads shared variables; only the chief's copy is kept.
 with tempfile.TemporaryDirectory() as elsewhere:
     model.save(files / "model" if chief else Path(elsewhere, "model"))

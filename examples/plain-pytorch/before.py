@@ -1,4 +1,4 @@
-"""Which quarter of the plane does a point lie in? A plain PyTorch loop: killed, it begins again from nothing."""
+"""Which quarter of the plane does a point lie in? A plain PyTorch loop: after a kill, it starts over."""
 
 import torch
 from torch import nn

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Run", "__version__", "launch", "open_run", "plan", "start"]
 
-# Imported on first use, so that `headway --help` stays instant and control never meets torch.
+# Imported on first use, so that `headway --help` stays instant and the CLI and the supervisor never import torch.
 _HOMES = {
     "Job": "headway.spec",
     "Run": "headway.training",

@@ -31,7 +31,7 @@ def test_an_evaluation_writes_both_reports_beside_the_runs_own_validation(run: P
     page = (run / "report.html").read_text()
     assert page.count("<figure class=") == 48 + 12, "24 of each group, the six best and the six worst"
     assert told["baseline"]["metrics"]["bleu_4"] < told["metrics"]["bleu_4"]
-    assert "it says “" in page
+    assert "it gives every picture the most frequent caption, “" in page
     assert told["count"] == 80
     assert told["checkpoint"] == "best"
     assert told["validation"]["bleu_4"] == Bundle.open(str(run / "export")).metrics["bleu_4"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from headway.recipes.grading.model import Grader
 from headway.spec import Data
 from headway.storage import open_store
 from tests.recipes.grading.jobs import grading_config, grading_job
-from tests.servers import processes
 from tests.storage.test_contract import make_s3_bucket
 
 
@@ -31,17 +29,17 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bucket(pairs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(pairs: Path, moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The same pictures in an object store, the list apart from them."""
-    with processes.moto() as url:
-        for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("ENDPOINT_URL", url)):
-            monkeypatch.setenv(f"AWS_{name}", value)
-        make_s3_bucket(url)
-        store = open_store("s3://bucket/cards")
-        for path in (pairs / "pictures").iterdir():
-            store.write(f"pictures/{path.name}", path.read_bytes())
-        open_store("s3://bucket/lists").write("splits.json", (pairs / "splits.json").read_bytes())
-        yield "s3://bucket"
+    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("ENDPOINT_URL", moto_url)):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    make_s3_bucket(moto_url)
+    place = f"s3://bucket/{tmp_path.name}"
+    store = open_store(f"{place}/cards")
+    for path in (pairs / "pictures").iterdir():
+        store.write(f"pictures/{path.name}", path.read_bytes())
+    open_store(f"{place}/lists").write("splits.json", (pairs / "splits.json").read_bytes())
+    return place
 
 
 def prepared(data: str, root: str | None = None) -> str:

@@ -128,6 +128,7 @@ def test_files_are_not_put_in_place_of_a_file(run: Path, tmp_path: Path) -> None
         write_pth(str(run), str(tmp_path / "taken"))
 
 
+@pytest.mark.slow
 def test_a_classifier_as_onnx_and_as_an_exported_program(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from headway.recipes.classification.config import Config as Settings

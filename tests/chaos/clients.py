@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from headway.rundir.layout import INTENT, PLAN, RECEIPT
+from headway.rundir.layout import PLAN, RECEIPT, SUBMISSION
 from tests.chaos.case import SCRIPT, Case, send
 from tests.chaos.scene import Scene
 
@@ -83,7 +83,7 @@ def _has_come(case: Case, until: str) -> bool:
     if until == "at once":
         return True
     if until in ("planned", "announced"):
-        return _is_there(case, PLAN if until == "planned" else INTENT)
+        return _is_there(case, PLAN if until == "planned" else SUBMISSION)
     ranks = case.ranks_now()
     return bool(ranks) if until == "started" else case.committed() > 0
 

@@ -17,6 +17,9 @@ import pytest
 from headway.spec import Cadence, Checkpoint, Job, dump
 from tests.supervisor import supervised
 from tests.training.live import Case, Gang
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.torch
 
 KILLS = int(os.environ.get("HEADWAY_CHAOS", "0"))
 CONFIG = {"pause_s": 0.03, "workers": 1}
@@ -53,10 +56,7 @@ def test_ranks_killed_at_random_moments(tmp_path: Path, straight: dict[int, Case
 
 def wait_until_begun(case: Case, group: Gang) -> None:
     mark = case.folder / f"begun-{case.attempt}-{case.ranks - 1}"
-    give_up = time.monotonic() + 60
-    while not mark.exists() and any(process.is_alive() for process in group.processes):
-        assert time.monotonic() < give_up, case.log()
-        time.sleep(0.005)
+    wait_until(lambda: mark.exists() or not any(process.is_alive() for process in group.processes), case.log)
 
 
 # -- under the supervisor ---------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_under_the_supervisor_anything_may_be_killed(
     read = Case(tmp_path, ranks=ranks, url=case.url, claimed=True)
     assert read.digest() == straight[ranks].digest()
     assert read.history() == straight[ranks].history()
-    supervised.eventually(lambda: not case.left_behind(), lambda: str(case.left_behind()))
+    wait_until(lambda: not case.left_behind(), lambda: str(case.left_behind()))
 
 
 def supervised_case(tmp_path: Path, ranks: int) -> supervised.Case:
@@ -127,7 +127,7 @@ def wait_for_progress(case: supervised.Case, supervisor: supervised.Supervisor) 
         fresh = newest and not (case.tmp / f"hit-{newest}").exists()
         return bool(fresh) or supervisor.process.poll() is not None
 
-    supervised.eventually(begun, case.explain)
+    wait_until(begun, case.explain)
     if marks:
         (case.tmp / f"hit-{marks[-1]}").touch()
     return marks[-1] if marks else 0

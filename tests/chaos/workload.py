@@ -101,7 +101,7 @@ def main() -> None:
             loss = ((model(x) - y) ** 2).sum()
             BOARD.mark("step")
             weight = 1.3 * len(x)  # no power of two: whether it divides sooner or later then shows in the bits
-            run.step(loss, optimizer, weight=weight, clip=1.0, scheduler=schedule)
+            run.step(optimizer, loss_sum=loss, weight=weight, clip=1.0, scheduler=schedule)
             BOARD.mark("log")
             run.log(loss=loss / len(x))
             BOARD.mark("between")

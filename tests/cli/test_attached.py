@@ -17,6 +17,7 @@ import pytest
 
 from headway.cli.follow import PROGRESS
 from headway.core.errors import FAILED, FINISHED, RESUMABLE
+from tests.waiting import wait_until
 
 PATIENCE_S = 90.0
 SCRIPT = """
@@ -112,11 +113,11 @@ def test_after_an_exception_the_next_step_is_to_fix_the_script_and_run_it_again(
     assert done.returncode == FAILED
     assert done.stdout.count("KeyError: 'missing'") == 2, "the log has it once per attempt; the end does not repeat it"
     assert done.stdout.count(" failed") == 1, done.stdout
-    assert done.stdout.splitlines()[-1] == "next: fix broken.py, then headway run -f broken.yaml --set seed=3"
+    assert done.stdout.splitlines()[-1] == "next: edit broken.py:1, then headway run -f broken.yaml --set seed=3"
     assert "next      headway why job" in headway(env, "status", "job")
     explained = headway(env, "why", "job")
     assert "KeyError: 'missing'" in explained
-    assert explained.splitlines()[-1] == "next: fix broken.py, then headway run"
+    assert explained.splitlines()[-1] == "next: edit broken.py:1, then headway run"
 
 
 @pytest.mark.torch
@@ -164,10 +165,7 @@ def test_a_client_that_is_told_to_end_says_that_the_run_goes_on(env: dict[str, s
         client = subprocess.Popen(
             [sys.executable, "-m", "headway", "run", "--name", "job"], env=env, stdout=said, stderr=said
         )
-    end = time.monotonic() + PATIENCE_S
-    while "training has begun" not in (tmp_path / "said").read_text():
-        assert time.monotonic() < end, (tmp_path / "said").read_text()
-        time.sleep(0.1)
+    wait_until(lambda: "training has begun" in (tmp_path / "said").read_text(), (tmp_path / "said").read_text)
     client.terminate()
     assert client.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert "job keeps running.   next: headway logs job -f   or   headway stop job" in (tmp_path / "said").read_text()

@@ -33,7 +33,7 @@ run.restore(model=model, optimizer=optimizer)
 for epoch in run.epochs(1):
     for batch in run.steps(Feed()):
         time.sleep(0.02)
-        run.step(model(batch).square().sum(), optimizer, weight=2)
+        run.step(optimizer, loss_sum=model(batch).square().sum(), weight=2)
 run.finish()
 """
 

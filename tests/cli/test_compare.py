@@ -12,6 +12,8 @@ from headway.cli import main
 from headway.cli.model import spark
 from tests.recipes.grading.trained import trained_grader
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.fixture
 def run(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -15,9 +15,9 @@ import pytest
 from headway.core.errors import TargetError
 from headway.core.types import Handle, State
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, UNKNOWN, TargetRef, look, remove, target_refs
+from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, UNKNOWN, TargetRef, find_resources, remove, target_refs
 from headway.planning import Plan
-from headway.plugins import TARGETS, Entry
+from headway.plugins import TARGETS, TargetPlugin
 from headway.rundir import lease
 from headway.rundir.index import RunIndex
 from headway.spec import Job
@@ -47,12 +47,12 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SHARED.workers.clear()
     SHARED.owners.clear()
     SHARED._attempts.clear()
-    entry = Entry(f"{__name__}:Same", options=FAKE.options, extra=None, summary="in memory")
-    monkeypatch.setattr(Entry, "load_target", lambda self: Same if self is entry else _loaded(self))
+    entry = TargetPlugin(f"{__name__}:Same", options=FAKE.options, extra=None, summary="in memory")
+    monkeypatch.setattr(TargetPlugin, "load_target", lambda self: Same if self is entry else _loaded(self))
     monkeypatch.setitem(TARGETS, "fake", entry)
 
 
-_loaded = Entry.load_target
+_loaded = TargetPlugin.load_target
 HERE = TargetRef(name="fake", kind="fake", options={})
 
 
@@ -68,7 +68,7 @@ def start(plan: Plan) -> lifecycle.RunHandle:
 
 
 def verdicts() -> dict[str, str]:
-    return {found.handle.run: found.verdict for found in look(HERE)}
+    return {found.handle.run: found.verdict for found in find_resources(HERE)}
 
 
 def test_a_live_run_is_left_alone(plan_of: Callable[..., Plan]) -> None:
@@ -79,10 +79,10 @@ def test_a_live_run_is_left_alone(plan_of: Callable[..., Plan]) -> None:
 def test_an_ended_run_that_nobody_took_down_is_an_orphan_and_gets_its_receipt(plan_of: Callable[..., Plan]) -> None:
     hold = start(plan_of())
     SHARED.end(hold.url, State.FINISHED)
-    (found,) = look(HERE)
+    (found,) = find_resources(HERE)
     assert found.verdict == ORPHAN
     assert remove(found, say=print).left == ()
-    assert look(HERE) == []
+    assert find_resources(HERE) == []
     assert hold.folder.read_json("teardown.json")
 
 
@@ -90,10 +90,10 @@ def test_workers_without_a_folder_are_removed_too(plan_of: Callable[..., Plan]) 
     hold = start(plan_of())
     SHARED._attempts.clear()
     shutil.rmtree(hold.url)
-    (found,) = look(HERE)
+    (found,) = find_resources(HERE)
     assert (found.verdict, found.reason) == (ORPHAN, "its run folder no longer exists")
     remove(found, say=print)
-    assert look(HERE) == []
+    assert find_resources(HERE) == []
 
 
 def test_a_folder_out_of_reach_condemns_nobody(plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_what_lives_is_no_orphan_for_a_date_which_may_be_our_clocks_fault(
 ) -> None:
     hold = start(plan_of())
     past_its_end(hold, monkeypatch)
-    (found,) = look(HERE)
+    (found,) = find_resources(HERE)
     assert found.verdict == LIVE
     assert "past its deadline by this machine's clock" in found.reason
 
@@ -126,7 +126,7 @@ def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
     elsewhere = {**json.loads(hold.folder.store.read("lease.json")), "boot": "another machine's"}
     hold.folder.write_json("lease.json", elsewhere)
     said: list[str] = []
-    (found,) = look(HERE, say=said.append, patience_s=0.2)
+    (found,) = find_resources(HERE, say=said.append, patience_s=0.2)
     assert found.verdict == ORPHAN
     assert "waiting" in said[0]
 
@@ -138,13 +138,13 @@ def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
         return read(store)
 
     monkeypatch.setattr(lease, "read", renewed)
-    assert [found.verdict for found in look(HERE, patience_s=0.2)] == [LIVE]
+    assert [found.verdict for found in find_resources(HERE, patience_s=0.2)] == [LIVE]
 
 
 def past_its_end(hold: lifecycle.RunHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = SHARED.found()
+    (found,) = SHARED.list_runs()
     old = replace(found, details={**found.details, "expires": time.time() - 5})
-    monkeypatch.setattr(SHARED, "found", lambda: [old], raising=False)
+    monkeypatch.setattr(SHARED, "list_runs", lambda: [old], raising=False)
 
 
 def as_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: str) -> None:
@@ -163,7 +163,7 @@ def test_what_belongs_to_a_colleague_is_shown_and_left_to_them(
     if folder == "hidden":
         (tmp_path / "runs").rename(tmp_path / "not-to-be-seen-from-here")
     as_another_user(monkeypatch, tmp_path, "bob")
-    (found,) = look(HERE)
+    (found,) = find_resources(HERE)
     assert (found.verdict, found.reason) == (OTHER_OWNER, f"owned by alice@{socket.gethostname()}")
     said = headway("gc", "-y", "--on", "fake")
     assert said.code == 0, "a colleague's things are no reason for bob's exit code"
@@ -192,10 +192,10 @@ def test_what_several_people_have_on_one_run_is_removed_by_none_of_them(
 ) -> None:
     hold = start(plan_of())
     SHARED.end(hold.url, State.STOPPED)
-    (mine,) = SHARED.found()
+    (mine,) = SHARED.list_runs()
     theirs = replace(mine, details={"owner": "another", "owner_name": "bob@host-7"})
     for handles in ([mine, theirs], [theirs, mine]):
-        monkeypatch.setattr(SHARED, "found", lambda handles=handles: handles, raising=False)
+        monkeypatch.setattr(SHARED, "list_runs", lambda handles=handles: handles, raising=False)
         assert verdicts() == {hold.run: OTHER_OWNER}
 
 
@@ -218,7 +218,7 @@ def test_a_folder_on_another_machine_or_on_a_disk_that_is_not_mounted_is_not_gon
     hold = start(plan_of())
     SHARED._attempts.clear()
     (tmp_path / "runs").rename(tmp_path / "unmounted")
-    (found,) = look(HERE)
+    (found,) = find_resources(HERE)
     assert found.verdict == UNKNOWN
     assert "mount it" in found.reason
     said = headway("gc", "-y", "--on", "fake")
@@ -240,7 +240,7 @@ def test_a_failed_run_that_is_kept_is_no_orphan_until_its_time_is_over(plan_of: 
     SHARED.end(kept.url, State.FAILED, reason="x", exit_code=1)
     assert verdicts() == {kept.run: LIVE}
     assert kept.outcome().receipt is None  # whoever looks leaves it alone
-    assert look(HERE)
+    assert find_resources(HERE)
     over = lifecycle.launch(plan_of(), env={"HEADWAY_KEEP_ON_FAILURE_S": "0.000001"}, detach=True, target=SHARED)
     SHARED.end(over.url, State.FAILED, reason="x", exit_code=1)
     assert verdicts()[over.run] == ORPHAN
@@ -298,7 +298,7 @@ def test_gc_goes_on_where_one_place_cannot_be_asked(
         raise TargetError("the cluster is out of reach")
 
     start(plan_of())
-    monkeypatch.setattr(SHARED, "found", refuse, raising=False)
+    monkeypatch.setattr(SHARED, "list_runs", refuse, raising=False)
     said = headway("gc")
     assert said.code == 0
     assert "fake could not be searched: the cluster is out of reach" in said.out
@@ -314,13 +314,13 @@ def test_down_names_what_goes_on_costing(
     headway: Headway, plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = start(plan_of())
-    monkeypatch.setattr(SHARED, "still_billed", lambda: ["2 nodes in pool gpu, $1.46/h"], raising=False)
+    monkeypatch.setattr(SHARED, "billable_resources", lambda: ["2 nodes in pool gpu, $1.46/h"])
     assert "still billed: 2 nodes in pool gpu, $1.46/h" in headway("down", hold.run).out
 
     def refuse() -> list[str]:
         raise TargetError("the cluster is out of reach")
 
-    monkeypatch.setattr(SHARED, "still_billed", refuse, raising=False)
+    monkeypatch.setattr(SHARED, "billable_resources", refuse)
     said = headway("down", hold.run)
     assert said.code == 0
     assert "unknown: the cluster is out of reach" in said.out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from headway.cli.dispatch import locate
@@ -10,6 +9,7 @@ from headway.launcher import lifecycle
 from headway.targets.local.target import LocalTarget
 from tests.cli.conftest import Headway
 from tests.contract.suite import copied
+from tests.waiting import wait_until
 
 
 def failing(code: int = 3) -> None:
@@ -18,7 +18,7 @@ def failing(code: int = 3) -> None:
 
 
 def mine(name: str) -> list[str]:
-    return [handle.run for handle in LocalTarget().found() if handle.run == name]
+    return [handle.run for handle in LocalTarget().list_runs() if handle.run == name]
 
 
 def test_after_a_failure_the_place_is_kept_until_it_is_taken_down(headway: Headway) -> None:
@@ -49,10 +49,7 @@ def test_what_is_kept_ends_by_itself(headway: Headway) -> None:
     failing()
     assert headway("run", "--name", "kept-two", "--keep-on-failure", "2s").code == 1
     hold = lifecycle.open_run(locate("kept-two"))
-    limit = time.monotonic() + 60
-    while mine("kept-two"):
-        assert time.monotonic() < limit
-        time.sleep(0.1)
+    wait_until(lambda: not mine("kept-two"), "it ends")
     assert hold.ensure_torn_down() is not None
 
 

@@ -41,7 +41,7 @@ import yaml
 
 from headway.rundir.layout import RunFolder
 from headway.storage import join, open_store
-from tests.contract.suite import eventually
+from tests.waiting import wait_until
 
 COMMIT = "bb149c5"
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +127,7 @@ class Project:
         """Start a run with the old version; return once it has saved a checkpoint and goes on."""
         self.old("run", "--name", run, "--on", on, "--detach", "--yes", "--no-rehearse", *more)
         folder = self.run_folder(run)
-        eventually(lambda: folder.read_json("checkpoints/last.json") is not None, f"{run} saves", PATIENCE_S)
+        wait_until(lambda: folder.read_json("checkpoints/last.json") is not None, f"{run} saves", PATIENCE_S)
         assert folder.ended() is None, f"{run} ended before it could be stopped"
 
     def status(self, run: str) -> dict[str, Any]:

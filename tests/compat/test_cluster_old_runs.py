@@ -15,7 +15,7 @@ from tests.testbed.kubernetes.cluster import Cluster, cluster
 from tests.testbed.kubernetes.images import TRAINS_INSIDE
 
 __all__ = ["cluster"]
-pytestmark = [*TRAINS, *TRAINS_INSIDE]
+pytestmark = [pytest.mark.kubernetes, *TRAINS, *TRAINS_INSIDE]
 
 
 class TestKubernetes(OldRuns):
@@ -37,5 +37,5 @@ class TestKubernetes(OldRuns):
             }
             yield Project(folder=tmp_path / "project", old_src=old_src, job=job).write()
             target = KubernetesTarget()
-            for found in target.found():
+            for found in target.list_runs():
                 target.down(found)

@@ -13,7 +13,7 @@ from tests.testbed.docker import BASE, TORCH_IS_MOUNTED, docker, docker_host
 from tests.testbed.kubernetes.workload import SCRIPT
 
 __all__ = ["docker_host"]
-pytestmark = [*TRAINS, *TORCH_IS_MOUNTED]
+pytestmark = [pytest.mark.docker, *TRAINS, *TORCH_IS_MOUNTED]
 MOUNTED: dict[str, Any] = {
     "mounts": [{"path": sysconfig.get_path("purelib"), "at": "/mnt/site", "read_only": True}],
     "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/mnt/site"},

@@ -10,7 +10,7 @@ import pytest
 
 from tests.compat.old_headway import TRAINS, Project, resumed, stopped
 from tests.contract.counting import COUNT, count_to, write_counting
-from tests.contract.suite import eventually
+from tests.waiting import wait_until
 
 pytestmark = TRAINS
 
@@ -55,10 +55,10 @@ def test_a_script_of_an_older_plan_is_judged_by_its_recorded_code(
     job = {"recipe": None, "script": COUNT, "args": ["8", "0.01", "4"], "config": None, "data": None}
     project = Project(folder=write_counting(tmp_path / "project"), old_src=old_src, job=job).write()
     project.old("run", "--name", "e", "--detach")
-    eventually(lambda: "counted 4" in project.new("logs", "e"), "it counts")
+    wait_until(lambda: "counted 4" in project.new("logs", "e"), "it counts")
     project.old("stop", "e")
     said = project.new("resume", "e")
-    words = "its files are restored; whether it continues from them is up to the script"
+    words = "its files are restored; whether it continues from them is up to the program"
     assert said.count(words) == 2, said  # by the client, and by the supervisor
     printed = [line.partition("counted ")[2] for line in project.new("logs", "e").splitlines() if "counted " in line]
     assert printed == [line.removeprefix("counted ") for line in count_to(8)[:-1]]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.compat.old_headway import PATIENCE_S, TRAINS, OldRuns, Project, resumed, stopped
-from tests.contract.suite import eventually
 from tests.testbed.slurm.cluster import Cluster, lacking
+from tests.waiting import wait_until
 
-pytestmark = [*TRAINS, pytest.mark.skipif(bool(lacking()), reason=f"no Slurm here: {lacking()}")]
+pytestmark = [pytest.mark.slurm, *TRAINS, pytest.mark.skipif(bool(lacking()), reason=f"no Slurm here: {lacking()}")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,6 +35,6 @@ class TestSlurm(OldRuns):
         stopped(project, "e", by=project.old)
         before = project.status("e")["checkpoint"]
         project.new("resume", "e", "--detach")
-        eventually(lambda: project.status("e")["checkpoint"] > before, "it saves again", PATIENCE_S)
+        wait_until(lambda: project.status("e")["checkpoint"] > before, "it saves again", PATIENCE_S)
         stopped(project, "e", by=project.new)
         resumed(project, "e", straight, "--on", "slurm")

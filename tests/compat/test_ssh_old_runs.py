@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.compat.old_headway import TRAINS, OldRuns, Project
-from tests.contract.suite import eventually
 from tests.testbed.sshd import Server, lacking, running_below
+from tests.waiting import wait_until
 
-pytestmark = [*TRAINS, pytest.mark.skipif(bool(lacking()), reason=f"ssh: {lacking()}")]
+pytestmark = [pytest.mark.ssh, *TRAINS, pytest.mark.skipif(bool(lacking()), reason=f"ssh: {lacking()}")]
 
 
 @pytest.fixture(scope="module")
@@ -34,4 +34,4 @@ class TestSsh(OldRuns):
         there = {"config": str(server.config), "dir": str(tmp_path / "there"), "python": sys.executable}
         job = {"targets": {"box": {"kind": "ssh", "host": "box", **there}}}
         yield Project(folder=tmp_path / "project", old_src=old_src, job=job).write()
-        eventually(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
+        wait_until(lambda: running_below(tmp_path) == [], "nothing of ours runs there")

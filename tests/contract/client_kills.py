@@ -28,14 +28,14 @@ from headway import targets
 from headway.core.errors import HeadwayError
 from headway.core.types import Target
 from headway.launcher import lifecycle
-from headway.launcher.gc import ORPHAN, TargetRef, look, remove
+from headway.launcher.gc import ORPHAN, TargetRef, find_resources, remove
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir.layout import PLAN, RunFolder
 from headway.rundir.submission import owner
 from headway.storage import join, open_store, subfolders
 from tests.contract.plays import FAKE
-from tests.contract.suite import eventually
+from tests.waiting import wait_until
 
 Since = Literal["start", "watch", "end"]
 END_S = 120.0
@@ -153,7 +153,7 @@ def nothing_stays(
     target: Target,
     plan: Plan,
     names: list[str],
-    eventually: Callable[[Callable[[], bool], str], None],
+    wait_until: Callable[[Callable[[], bool], str], None],
     *,
     live: Callable[[], set[str]] | None = None,
 ) -> None:
@@ -162,13 +162,14 @@ def nothing_stays(
     Where `live` says what runs, the rest may lie about (a stopped container, files on a host) until `gc` removes it.
     """
     outputs = str(plan.job["outputs"])
-    runs = live or (lambda: {handle.run for handle in target.found()})
-    eventually(lambda: not runs() & set(names), "all have ended by themselves")
+    runs = live or (lambda: {handle.run for handle in target.list_runs()})
+    wait_until(lambda: not runs() & set(names), "all have ended by themselves")
     if plan.kind in TARGETS:
-        left = [found for found in look(_place(plan)) if found.verdict == ORPHAN and found.handle.run in names]
+        resources = find_resources(_place(plan))
+        left = [found for found in resources if found.verdict == ORPHAN and found.handle.run in names]
         assert live or not left
         assert [name for found in left for name in remove(found, say=lambda text: None).left] == []
-        assert not {handle.run for handle in target.found()} & set(names)
+        assert not {handle.run for handle in target.list_runs()} & set(names)
     there = [name for name in names if name in set(subfolders(open_store(outputs)))]
     for name in there[:: 4 if live else 1]:  # what is slow to ask is asked about some
         url = join(outputs, name)
@@ -195,14 +196,14 @@ def _wait_for(plan: Plan, name: str) -> None:
     """The end of this run, where there is one of that name."""
     folder = RunFolder(open_store(join(str(plan.job["outputs"]), name)))
     if any(entry.key == PLAN for entry in folder.store.list(PLAN)):
-        eventually(lambda: folder.ended() is not None, f"{name} ends", within_s=CROWD * END_S)
+        wait_until(lambda: folder.ended() is not None, f"{name} ends", within_s=CROWD * END_S)
 
 
 def _watch(plan: Plan, name: str, request: int, *, ended: bool) -> None:
     try:
         hold = lifecycle.launch(plan, name=name, detach=True, target=targets.of_plan(plan))
         if ended:
-            eventually(lambda: hold.folder.ended() is not None, f"{name} ends", within_s=END_S)
+            wait_until(lambda: hold.folder.ended() is not None, f"{name} ends", within_s=END_S)
         die_at(request)
         hold.wait()
     except HeadwayError:

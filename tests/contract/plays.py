@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.planning import Plan, plan
-from headway.plugins import Entry
+from headway.plugins import TargetPlugin
 from headway.spec import Job, Resources, Secret
 from headway.targets.fake import FakeBehaviour
 
 # The fake is no place for users to run things, so it is in the registry only where a test puts it.
-FAKE = Entry("headway.targets.fake:FakeTarget", options="headway.targets.fake:Options", extra=None, summary="in memory")
+FAKE = TargetPlugin(
+    "headway.targets.fake:FakeTarget", options="headway.targets.fake:Options", extra=None, summary="in memory"
+)
 SCRIPT = """\
 import json, os, signal, sys
 

@@ -23,7 +23,7 @@ from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.rundir import lease, submission
 from headway.rundir.index import MAX_NAME_LENGTH
-from headway.rundir.layout import INTENT, RECEIPT, STOP
+from headway.rundir.layout import RECEIPT, STOP, SUBMISSION
 from headway.rundir.lease import spent_s
 from headway.rundir.submission import owner
 from headway.spec import Accelerator, Budget, Resources, Secret
@@ -31,19 +31,11 @@ from headway.storage import Store, open_store, subfolders
 from headway.targets.fake import FakeBehaviour
 from tests.contract.counting import COUNT, WRITE, count_to, counted, write_counting, write_writing
 from tests.contract.plays import plan_play, write_project
+from tests.waiting import wait_until
 
 CANARY = "canary-5f3a-never-to-be-seen"
 WAITS = FakeBehaviour(lines=("rank {rank} of {world} waits",), until_stopped=True)
 COUNTS_DOWN = FakeBehaviour(lines=("rank {rank} waits, {HEADWAY_DEADLINE_S} s are left",), until_stopped=True)
-
-
-def eventually(holds: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
-    """Wait for something that must come. The limit only ends a test that has failed."""
-    limit, pause = time.monotonic() + within_s, 0.02
-    while not holds():
-        assert time.monotonic() < limit, f"in vain: {what}"
-        time.sleep(pause)
-        pause = min(0.3, pause * 1.3)  # asking may cost more than waiting
 
 
 def held_for(store: Store, seconds: float) -> None:
@@ -128,15 +120,15 @@ class TargetContract(ABC):
 
         yield begin
         for hold in holds:
-            hold.target.down(hold.handle)
+            hold.target.down(hold.target_handle)
 
     def running(self, hold: RunHandle) -> RunHandle:
         def prints() -> bool:
-            status = hold.target.status(hold.handle)
+            status = hold.target.status(hold.target_handle)
             assert not status.state.ended, status
             return any("waits" in line.text for line in hold.logs())
 
-        eventually(prints, f"{hold.run} prints")
+        wait_until(prints, f"{hold.run} prints")
         return hold
 
     def texts(self, hold: RunHandle, rank: int | None = 0) -> list[str]:
@@ -144,6 +136,7 @@ class TargetContract(ABC):
 
     # The promises.
 
+    @pytest.mark.ci
     def test_a_job_runs_to_success_and_nothing_is_left(self, start: Callable[..., RunHandle], target: Target) -> None:
         hold = start(FakeBehaviour(lines=("hello from {rank} of {world}",)))
         outcome = hold.wait()
@@ -153,8 +146,9 @@ class TargetContract(ABC):
         assert outcome.receipt.created
         assert outcome.receipt.left == ()
         assert hold.folder.read_json(RECEIPT)
-        assert target.found() == []
+        assert target.list_runs() == []
 
+    @pytest.mark.ci
     def test_a_failing_script_is_reported_with_its_exit_code_and_last_lines(
         self, start: Callable[..., RunHandle]
     ) -> None:
@@ -173,6 +167,7 @@ class TargetContract(ABC):
         assert followed == list(lines)
         assert self.texts(hold) == list(lines)
 
+    @pytest.mark.ci
     def test_a_follower_sees_lines_while_the_run_is_live_and_ends_with_it(
         self, start: Callable[..., RunHandle]
     ) -> None:
@@ -189,16 +184,17 @@ class TargetContract(ABC):
         assert not follower.is_alive()
         assert "rank 0 of 1 waits" in seen
 
+    @pytest.mark.ci
     def test_stop_ends_it_and_it_can_be_resumed(self, start: Callable[..., RunHandle], target: Target) -> None:
         hold = self.running(start(WAITS))
         outcome = hold.stop("enough for today")
         assert (outcome.status.state, outcome.exit_code) == (State.STOPPED, 4)
-        assert target.found() == []
+        assert target.list_runs() == []
         assert hold.folder.read_json(STOP)
         again = lifecycle.resume(hold.url, target=target)
-        eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
+        wait_until(lambda: len(self.texts(again)) == 2, "the second attempt prints")
         assert hold.folder.read_json(STOP) is None
-        assert again.target.status(again.handle).state is State.RUNNING
+        assert again.target.status(again.target_handle).state is State.RUNNING
         assert again.stop().status.state is State.STOPPED
         assert [line.text for line in again.logs(rank=0)] == ["rank 0 of 1 waits"] * 2
 
@@ -208,7 +204,7 @@ class TargetContract(ABC):
             lifecycle.resume(hold.url, target=target)
         with pytest.raises(BadInput, match="headway resume mine"):
             start(WAITS, run="mine")
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
 
     def test_a_finished_run_is_not_started_again(self, start: Callable[..., RunHandle], target: Target) -> None:
         hold = start(FakeBehaviour())
@@ -219,6 +215,7 @@ class TargetContract(ABC):
         assert again.outcome().exit_code == 0
         assert [event["kind"] for event in hold.folder.events()].count("attempt") == 1
 
+    @pytest.mark.ci
     def test_down_twice_is_the_same_as_once(self, start: Callable[..., RunHandle], target: Target) -> None:
         hold = self.running(start(WAITS))
         first = hold.down()
@@ -226,7 +223,7 @@ class TargetContract(ABC):
         assert first.removed
         assert first.left == second.left == ()
         assert set(first.removed) <= set(second.removed)
-        assert target.found() == []
+        assert target.list_runs() == []
 
     def test_down_of_something_half_gone_removes_the_other_half(
         self, start: Callable[..., RunHandle], target: Target
@@ -234,9 +231,10 @@ class TargetContract(ABC):
         hold = self.running(start(WAITS, ranks=2))
         self.half_gone(hold)
         assert hold.down().left == ()
-        assert target.found() == []
-        assert hold.target.status(hold.handle).state.resumable
+        assert target.list_runs() == []
+        assert hold.target.status(hold.target_handle).state.resumable
 
+    @pytest.mark.ci
     def test_a_submit_that_fails_half_way_leaves_nothing(
         self, plan_of: Callable[..., Plan], target: Target, outputs: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -245,19 +243,20 @@ class TargetContract(ABC):
         with self.failing_submit(monkeypatch, target), pytest.raises(HeadwayError):
             lifecycle.launch(plan, name="unlucky", detach=True, target=target, say=said.append)
         assert "was removed" in said[-1]
-        assert target.found() == []
+        assert target.list_runs() == []
         assert "unlucky" not in subfolders(open_store(outputs))
 
+    @pytest.mark.ci
     def test_what_a_lost_client_left_is_found_and_removed_without_local_state(
         self, start: Callable[..., RunHandle], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hold = self.running(start(WAITS))
-        hold.folder.store.delete(INTENT)
+        hold.folder.store.delete(SUBMISSION)
         monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
-        (found,) = target.found()
+        (found,) = target.list_runs()
         assert (found.run, found.url) == (hold.run, hold.url)
         assert lifecycle.open_run(found.url, target=target).down().left == ()
-        assert target.found() == []
+        assert target.list_runs() == []
 
     def test_a_run_that_does_not_exist_has_no_status(self, target: Target, outputs: str) -> None:
         with pytest.raises(UnknownRun):
@@ -278,8 +277,8 @@ class TargetContract(ABC):
             assert receipt.removed == receipt.left == ()
         assert any(hold.url in line and "left unchanged" in line for line in said)
         assert list(copy.logs(follow=True, rank=0))
-        assert hold.target.status(hold.handle).state is State.RUNNING
-        assert [found.url for found in target.found()] == [hold.url]
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
+        assert [found.url for found in target.list_runs()] == [hold.url]
 
     def test_a_copy_of_a_live_run_goes_on_as_a_run_of_its_own(
         self, start: Callable[..., RunHandle], target: Target
@@ -287,15 +286,15 @@ class TargetContract(ABC):
         hold = self.running(start(WAITS, run="original"))
         again = lifecycle.resume(copied(hold.url, "copy"), target=target)
         try:
-            eventually(lambda: len(self.texts(again)) == 2, "the copy prints")
-            assert again.target.status(again.handle).state is State.RUNNING
-            assert hold.target.status(hold.handle).state is State.RUNNING
-            assert {found.url for found in target.found()} == {hold.url, again.url}
+            wait_until(lambda: len(self.texts(again)) == 2, "the copy prints")
+            assert again.target.status(again.target_handle).state is State.RUNNING
+            assert hold.target.status(hold.target_handle).state is State.RUNNING
+            assert {found.url for found in target.list_runs()} == {hold.url, again.url}
             assert again.stop().status.state is State.STOPPED
-            assert hold.target.status(hold.handle).state is State.RUNNING
+            assert hold.target.status(hold.target_handle).state is State.RUNNING
             assert len(self.texts(hold)) == 1
         finally:
-            target.down(again.handle)
+            target.down(again.target_handle)
 
     def test_what_is_made_says_whose_it_is_and_whoever_resumes_it_owns_the_rest(
         self, start: Callable[..., RunHandle], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -303,7 +302,7 @@ class TargetContract(ABC):
         monkeypatch.setenv("USER", "alice")
         hold = self.running(start(WAITS))
         mine = owner()
-        (found,) = target.found()
+        (found,) = target.list_runs()
         assert mine.id
         assert found.details["owner"] == mine.id
         assert "alice" in found.details["owner_name"]
@@ -312,12 +311,13 @@ class TargetContract(ABC):
         monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home-of-bob"))
         monkeypatch.setenv("USER", "bob")
         again = lifecycle.resume(hold.url, target=target)
-        eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
-        (found,) = target.found()
+        wait_until(lambda: len(self.texts(again)) == 2, "the second attempt prints")
+        (found,) = target.list_runs()
         assert (found.details["owner"], "bob" in found.details["owner_name"]) == (owner().id, True)
         assert owner().id != mine.id
         again.down()
 
+    @pytest.mark.ci
     def test_ranks_know_each_other_and_their_logs_can_be_told_apart(self, start: Callable[..., RunHandle]) -> None:
         hold = start(FakeBehaviour(lines=("rank {rank} of {world}",)), ranks=2)
         assert hold.wait().status.state is State.FINISHED
@@ -353,6 +353,7 @@ class TargetContract(ABC):
                 start(FakeBehaviour(), run=name)
         assert set(subfolders(open_store(outputs))) <= {"code"}
 
+    @pytest.mark.ci
     def test_a_secret_reaches_the_script_and_is_written_nowhere(
         self,
         start: Callable[..., RunHandle],
@@ -402,6 +403,7 @@ class TargetContract(ABC):
         assert hold.wait().status.state is State.FINISHED
         assert [self.texts(hold, rank=rank) for rank in range(4)] == [[f"rank {rank} of 4"] for rank in range(4)]
 
+    @pytest.mark.ci
     def test_a_preempted_run_goes_on_exactly_where_it_was(
         self, target: Target, tmp_path: Path, plan_of: Callable[..., Plan]
     ) -> None:
@@ -413,17 +415,18 @@ class TargetContract(ABC):
         made = plan_of(FakeBehaviour(), script=COUNT, root=str(project), args=("12", "0.01", "5"))
         hold = lifecycle.launch(made, name="broken", detach=True, target=target)
         try:
-            eventually(lambda: len(counted(hold)) == 5, "it counts")
+            wait_until(lambda: len(counted(hold)) == 5, "it counts")
             self.preempt(hold)
-            eventually(lambda: target.status(hold.handle).state.ended, "it has ended")
-            assert target.status(hold.handle).state is State.STOPPED
+            wait_until(lambda: target.status(hold.target_handle).state.ended, "it has ended")
+            assert target.status(hold.target_handle).state is State.STOPPED
             assert len(counted(hold)) == 5
             again = lifecycle.resume(hold.url, target=target)
             assert again.wait().status.state is State.FINISHED
             assert counted(again) == straight
         finally:
-            hold.target.down(hold.handle)
+            hold.target.down(hold.target_handle)
 
+    @pytest.mark.ci
     def test_what_a_script_writes_below_its_working_folder_is_kept_and_there_again_after_a_resume(
         self, target: Target, tmp_path: Path, plan_of: Callable[..., Plan]
     ) -> None:
@@ -445,7 +448,7 @@ class TargetContract(ABC):
             }
             assert any("kept 3 files" in text for text in self.texts(again, rank=-1))
         finally:
-            hold.target.down(hold.handle)
+            hold.target.down(hold.target_handle)
 
     def kept(self, hold: RunHandle) -> dict[str, bytes]:
         """What is kept of the working folder, by its name there."""
@@ -456,7 +459,7 @@ class TargetContract(ABC):
 
     def preempt(self, hold: RunHandle) -> None:
         """Take the machine away with a warning, as a cloud would. By default, as anybody who stops it."""
-        hold.target.down(hold.handle)
+        hold.target.down(hold.target_handle)
 
     @pytest.mark.parametrize("hours", [-30, 30])
     def test_a_client_whose_clock_is_wrong_by_a_day_sees_the_same(
@@ -465,10 +468,10 @@ class TargetContract(ABC):
         skew(monkeypatch, hours * 3600.0)
         hold = self.running(start(WAITS))
         assert hold.status().state is State.RUNNING
-        (found,) = target.found()
+        (found,) = target.list_runs()
         assert found.url == hold.url
         assert hold.stop().status.state is State.STOPPED
-        assert target.found() == []
+        assert target.list_runs() == []
 
     def test_what_a_lost_host_had_spent_is_taken_off_the_budget_when_the_run_goes_on(
         self, start: Callable[..., RunHandle], target: Target
@@ -479,14 +482,14 @@ class TargetContract(ABC):
         first_limit = self.own_limit_s(hold)
         with self.lost_host(hold):
             held_for(self.lease_store(hold), 3000.0)
-        eventually(lambda: target.status(hold.handle).state is State.LOST, "it is seen to be lost")
+        wait_until(lambda: target.status(hold.target_handle).state is State.LOST, "it is seen to be lost")
         assert hold.down().left == ()
         assert 3000.0 <= spent_s(hold.folder) < 3100.0
         assert hold.down().left == ()
         assert 3000.0 <= spent_s(hold.folder) < 3100.0, "counted once"
 
         again = lifecycle.resume(hold.url, target=target)
-        eventually(lambda: len(self.texts(again)) == 2, "it goes on")
+        wait_until(lambda: len(self.texts(again)) == 2, "it goes on")
         assert 3000.0 <= spent_s(hold.folder) < 3200.0
         if self.runs_scripts:
             left = [float(text.split()[3]) for text in self.texts(again)]

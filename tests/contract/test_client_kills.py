@@ -18,7 +18,7 @@ from headway.targets.fake import FakeBehaviour, FakeTarget
 from headway.targets.local.target import LocalTarget
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.plays import FAKE, plan_play, write_project
-from tests.contract.suite import eventually
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 GOES_ON = FakeBehaviour(lines=("waits",), until_stopped=True)
@@ -41,7 +41,7 @@ def test_a_killed_client_leaves_runs_that_their_budget_ends(plan_of: Callable[..
     plan = plan_of(GOES_ON, budget=Budget(hours=3 / 3600))
     names = kill_at_each_request(plan, tmp_path, f"b{os.getpid()}")
     assert len(names) > 15
-    nothing_stays(LocalTarget(), plan, names, eventually)
+    nothing_stays(LocalTarget(), plan, names, wait_until)
     started = [name for name in names if _events(plan, name)]
     assert started  # some were killed after the supervisor had been started: those ended by their budget
     assert all(_events(plan, name)[-1]["state"] == "budget" for name in started)
@@ -50,7 +50,7 @@ def test_a_killed_client_leaves_runs_that_their_budget_ends(plan_of: Callable[..
 def test_a_killed_watcher_leaves_runs_that_end_as_they_would(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
     plan = plan_of(FakeBehaviour(lines=("hello",)))
     names = kill_at_each_request(plan, tmp_path, f"w{os.getpid()}", attached=True)
-    nothing_stays(LocalTarget(), plan, names, eventually)
+    nothing_stays(LocalTarget(), plan, names, wait_until)
     assert _events(plan, names[-1])[-1]["state"] == "finished"
     for name in names:
         assert [event["state"] for event in _events(plan, name)] in ([], ["finished"])
@@ -59,7 +59,7 @@ def test_a_killed_watcher_leaves_runs_that_end_as_they_would(plan_of: Callable[.
 def test_what_was_killed_half_way_can_be_listed_again(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
     plan = plan_of(FakeBehaviour(), on="fake")
     names = kill_at_each_request(plan, tmp_path, f"f{os.getpid()}")
-    nothing_stays(FakeTarget(), plan, names, eventually)
+    nothing_stays(FakeTarget(), plan, names, wait_until)
     outputs = str(plan.job["outputs"])
     whole = {name for name in subfolders(open_store(outputs)) if name != "code" and _has_plan(outputs, name)}
     RunIndex().rebuild(outputs)

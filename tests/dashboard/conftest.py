@@ -27,7 +27,7 @@ from headway.rundir.layout import SegmentWriter  # noqa: E402
 from headway.storage import open_store  # noqa: E402
 from tests.browsing import browser, page  # noqa: E402, F401
 
-HOSTS = frozenset({"127.0.0.1", "localhost"})
+HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import uvicorn
+from starlette.testclient import TestClient
 
+from headway.cli import main
 from headway.core.errors import NotThere
 from headway.dashboard.runs import FolderScanner, RecordCache, RunService, run_id
 from headway.dashboard.views import Metrics, downsample, last_lines
@@ -45,7 +49,7 @@ def test_curves_logs_and_differences_are_answered(served: Served, runs: list[str
             "needle in the log"
         ]
         assert client.get(f"/api/runs/{first}/logs?rank=7").json()["lines"] == []
-        assert {"key": "env.WHICH", "values": ["first", "second"]} in client.get(
+        assert {"key": "env.WHICH", "values": ["***", "***"]} in client.get(
             "/api/compare", params=[("run", first), ("run", second)]
         ).json()
 
@@ -72,6 +76,12 @@ def test_only_a_page_of_this_server_can_act(served: Served, runs: list[str], act
     assert acted == [("stop", runs[0])]
 
 
+@pytest.mark.parametrize("host", ["localhost", "localhost:8765", "127.0.0.1", "[::1]", "[::1]:8765"])
+def test_a_host_header_is_accepted_with_and_without_a_port(served: Served, host: str) -> None:
+    with served() as client:
+        assert client.get("/", headers={"Host": host}).status_code == 200
+
+
 def test_with_a_token_nothing_is_shown_without_it(served: Served, runs: list[str]) -> None:
     with served(token="canary") as client:
         assert client.get("/api/runs").status_code == 401
@@ -80,6 +90,27 @@ def test_with_a_token_nothing_is_shown_without_it(served: Served, runs: list[str
         assert answer.status_code == 303
         assert "canary" not in answer.headers["location"]
         assert client.get("/api/runs").status_code == 200
+
+
+def test_the_printed_address_has_a_token_on_this_machine_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+    answers: list[int] = []
+
+    def run(server: uvicorn.Server, sockets: Any) -> None:
+        with TestClient(server.config.app, base_url="http://localhost") as client:
+            answers.append(client.get("/api/runs").status_code)
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    assert main(["ui", "--port", "0", "--no-browser"]) == 0
+    assert re.search(r"http://localhost:\d+/\?token=\S{20,}", capsys.readouterr().out)
+    assert answers == [401]
+
+
+def test_values_of_variables_are_not_shown(served: Served, runs: list[str]) -> None:
+    with served() as client:
+        assert client.get(f"/api/runs/{run_id(runs[0])}").json()["job"]["env"]["WHICH"] == "***"
 
 
 def test_no_file_outside_of_a_run_can_be_read(served: Served, runs: list[str]) -> None:
@@ -119,15 +150,15 @@ def test_a_resume_from_an_attempt_before_the_last_is_drawn_as_the_folder_tells_i
 
 
 def test_ten_thousand_runs_are_answered_by_looking_at_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = RunIndex(tmp_path / "ledger.sqlite")
-    ledger.record(*(
+    run_index = RunIndex(tmp_path / "ledger.sqlite")
+    run_index.record(*(
         RunRow(name=f"run-{n}", url=f"{tmp_path}/{n}", target="local", job="j", created=float(n), state="finished")
         for n in range(10_000)
     ))  # fmt: skip
     looked: list[str] = []
     seen = {"ended": True, "state": "finished"}
     monkeypatch.setattr(RunService, "_read_summary", lambda self, row: looked.append(row.name) or seen)
-    board = RunService(ledger)
+    board = RunService(run_index)
     found = board.runs(offset=100, limit=50)
     assert (found["total"], found["runs"][0]["name"], len(looked)) == (10_000, "run-9899", 50)
     board.runs(offset=100, limit=50)
@@ -177,33 +208,33 @@ def test_runs_of_a_place_are_listed_with_those_that_come_later(runs: list[str], 
     place = tmp_path / "elsewhere"
     (place / "not-a-run").mkdir(parents=True)
     shutil.copytree(runs[0], place / "early")
-    ledger = RunIndex(tmp_path / "ledger.sqlite")
-    places = FolderScanner(ledger, [str(place)])
-    assert RunService(ledger, places).runs()["looking"] == [str(place)]
+    run_index = RunIndex(tmp_path / "ledger.sqlite")
+    places = FolderScanner(run_index, [str(place)])
+    assert RunService(run_index, places).runs()["looking"] == [str(place)]
     assert places.scan_now() == 1
     shutil.copytree(runs[1], place / "late")
     assert places.scan_now() == 1
-    found = RunService(ledger, places).runs()
+    found = RunService(run_index, places).runs()
     assert found["looking"] == []
     assert {run["name"] for run in found["runs"]} == {"early", "late"}
 
 
 def test_a_run_that_was_resumed_is_looked_at_again(runs: list[str], tmp_path: Path) -> None:
-    ledger = RunIndex(tmp_path / "ledger.sqlite")
+    run_index = RunIndex(tmp_path / "ledger.sqlite")
     row = RunRow(name="first", url=runs[0], target="local", job="toy", created=1.0, state="stopped")
-    ledger.record(row)
-    board = RunService(ledger)
+    run_index.record(row)
+    board = RunService(run_index)
     assert board.runs()["runs"][0]["state"] == "stopped"
-    ledger.update_state(row.url, "pending")
+    run_index.update_state(row.url, "pending")
     assert board.runs()["runs"][0]["state"] == "finished", "as its folder says"
 
 
 def test_words_may_be_anywhere_and_all_must_be_there(tmp_path: Path) -> None:
-    ledger = RunIndex(tmp_path / "ledger.sqlite")
-    assert ledger.page(["any"], offset=0, limit=5) == (0, [])
-    ledger.record(*(
+    run_index = RunIndex(tmp_path / "ledger.sqlite")
+    assert run_index.page(["any"], offset=0, limit=5) == (0, [])
+    run_index.record(*(
         RunRow(name=f"Run-{n}", url=f"/{n}", target="box", job="j%", created=float(n), state="failed") for n in range(9)
     ))  # fmt: skip
-    total, rows = ledger.page(["RUN-", "fail", "j%"], offset=2, limit=3)
+    total, rows = run_index.page(["RUN-", "fail", "j%"], offset=2, limit=3)
     assert (total, [row.name for row in rows]) == (9, ["Run-6", "Run-5", "Run-4"])
-    assert ledger.page(["run_"], offset=0, limit=3) == (0, [])
+    assert run_index.page(["run_"], offset=0, limit=3) == (0, [])

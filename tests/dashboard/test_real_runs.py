@@ -37,10 +37,10 @@ def dashboard(env: dict[str, str], *outputs: str) -> Iterator[str]:
     command = [sys.executable, "-m", "headway", "ui", *outputs, "--port", "0", "--no-browser"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.search(r"http://localhost(:\d+)", process.stdout.readline())
+        found = re.search(r"http://localhost(:\d+/\?token=\S{20,})", process.stdout.readline())
         assert found
         try:
-            yield f"http://127.0.0.1{found[1]}/"
+            yield f"http://127.0.0.1{found[1]}"
         finally:
             process.terminate()
 
@@ -85,10 +85,10 @@ def test_runs_of_a_bucket_are_shown_from_the_bucket(
         for path in Path(runs[0]).rglob("*"):
             if path.is_file() and not path.name.startswith(".") and "local" not in path.relative_to(runs[0]).parts:
                 there.write(path.relative_to(runs[0]).as_posix(), path.read_bytes())
-        ledger = RunIndex(tmp_path / "ledger.sqlite")
-        places = FolderScanner(ledger, ["gs://bucket/runs"])
+        run_index = RunIndex(tmp_path / "ledger.sqlite")
+        places = FolderScanner(run_index, ["gs://bucket/runs"])
         assert places.scan_now() == 1
-        board = RunService(ledger, places)
+        board = RunService(run_index, places)
         (listed,) = board.runs()["runs"]
         assert (listed["name"], listed["state"], listed["url"]) == ("far", "finished", url)
         details = board.details(run_id(url))

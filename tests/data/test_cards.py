@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.data.dataset.rows import Rows
@@ -52,7 +52,6 @@ def test_the_lowest_of_the_four_decides() -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(cards.SPLITS), st.integers(1, 10))
-@settings(max_examples=200, deadline=None)
 def test_a_card_asked_for_by_grade_has_it_by_the_rule(index: int, split: str, wanted: int) -> None:
     shares = [float(grade == wanted) for grade in cards.GRADES]
     card = cards.compose(split, index, shares)

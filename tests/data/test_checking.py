@@ -41,11 +41,11 @@ def test_every_problem_of_every_source_is_found_at_once(made: str, tmp_path: Pat
     )
     said = [(problem.where, problem.what) for problem in check_data(data)]
     assert said == [
-        ("data.train[0]", "the weight is -1"),
+        ("data.train[0]", "the weight must be at least 0, not -1"),
         ("data.train[1]", f"{made} has no rows in 'dev'"),
         ("data.train[2]", f"no prepared data set at {tmp_path}"),
-        ("data.train[3]", "rows cannot be chosen by 'colour'"),
-        ("data.train[3]", "rows cannot be chosen by 'picture'"),
+        ("data.train[3]", "rows cannot be filtered by 'colour'"),
+        ("data.train[3]", "rows cannot be filtered by 'picture'"),
         ("data.train[4]", "a limit of 0 leaves no row"),
         ("data.train[4]", "there is no label 'unicorn'"),
         ("data.val", "no source has a weight above 0"),
@@ -56,7 +56,7 @@ def test_every_problem_of_every_source_is_found_at_once(made: str, tmp_path: Pat
 
 def test_data_of_another_kind_than_the_recipe_learns_is_a_problem(made: str) -> None:
     (problem,) = check_data(Data(train=(Source(source=made),)), task="captions")
-    assert problem.what == f"{made} holds classes, and this recipe learns captions"
+    assert problem.what == f"{made} has classes, but this recipe needs captions"
 
 
 def test_checking_imports_neither_torch_nor_numpy() -> None:

@@ -238,5 +238,5 @@ def test_a_source_that_is_not_there_says_which_names_are_known(tmp_path: Path) -
     with pytest.raises(BadInput, match="known by name: coco2014"):
         resolve.resolve("cocoo2014")
     (tmp_path / "notes.pdf").write_text("x")
-    with pytest.raises(BadInput, match="no archive"):
+    with pytest.raises(BadInput, match="not an archive"):
         resolve.resolve(str(tmp_path / "notes.pdf"))

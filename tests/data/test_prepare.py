@@ -28,6 +28,7 @@ from headway.data.text import Rules, load_tokenizer
 from headway.storage import open_store
 from tests.data import layouts
 from tests.data.layouts import picture, put
+from tests.waiting import wait_until
 
 
 def rows_of(summary: Summary, split: str) -> list[dict[str, Any]]:
@@ -120,8 +121,7 @@ def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
     )
     out, receipts = tmp_path / "killed", tmp_path / "killed" / "receipts"
     process = subprocess.Popen([sys.executable, "-c", script, str(source), str(out)])
-    while process.poll() is None and len(list(receipts.glob("*.json"))) < 2:
-        time.sleep(0.002)
+    wait_until(lambda: process.poll() is not None or len(list(receipts.glob("*.json"))) >= 2)
     process.kill()
     process.wait()
     done = len(list(receipts.glob("*.json")))
@@ -253,7 +253,7 @@ def test_duplicates_are_reported_and_dropped_from_train_if_asked(tmp_path: Path)
     shutil.copy(source / "test/class_0/0.jpg", same)
     Image.open(source / "test/class_1/1.jpg").resize((128, 96)).save(alike, quality=85)
     summary = here(source, tmp_path / "report")
-    assert summary.twins == {"exact": 1, "near": 2}
+    assert summary.duplicate_groups == {"exact": 1, "near": 2}
     assert {line["kind"] for line in lines_of(summary.url, "duplicates.jsonl")} == {"exact", "near"}
     assert summary.rows == {"train": 12, "test": 10}
     dropped = here(source, tmp_path / "drop", options=PrepareOptions(duplicates="drop"))
@@ -294,7 +294,7 @@ def test_settings_that_make_no_sense_are_refused_before_anything_is_done(
 def test_source_and_destination_must_lie_apart(tmp_path: Path) -> None:
     source = layouts.class_folders(tmp_path / "in")
     for to in (source, source / "out", tmp_path):
-        with pytest.raises(BadInput, match="choose a place beside it"):
+        with pytest.raises(BadInput, match="choose a folder beside the source"):
             here(source, to)
     assert not list(tmp_path.rglob(".work"))
 
@@ -353,9 +353,7 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes
     work = [*python, "distributed.cli.dask_worker", "--no-nanny", "--no-dashboard", "--nthreads", "1"]
     processes = [subprocess.Popen([*start, "--scheduler-file", str(file)], **quiet)]
     try:
-        while not file.exists() or not file.read_text():
-            assert processes[0].poll() is None
-            time.sleep(0.02)
+        wait_until(lambda: file.exists() and file.read_text(), "the scheduler listens")
         address = json.loads(file.read_text())["address"]
         processes.append(subprocess.Popen([*work, "--local-directory", str(tmp_path), address], **quiet))
         yield address, processes
@@ -395,7 +393,7 @@ def test_a_scheduler_that_dies_in_the_middle_is_a_clear_error_and_nothing_is_los
 
 def test_an_address_where_nothing_answers_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.data.prepare.executor.CONNECT_S", 0.5)
-    with pytest.raises(BadInput, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
+    with pytest.raises(BadInput, match=r"no Dask scheduler responds at tcp://127\.0\.0\.1:9"):
         prepare(str(layouts.class_folders(tmp_path / "in")), str(tmp_path / "out"), size=32, dask="tcp://127.0.0.1:9")
 
 

@@ -19,7 +19,7 @@ from headway.data.dataset.shards import ShardCache
 from headway.data.prepare.pipeline import prepare
 from headway.spec.model import Cache, Source
 from headway.storage import Store, open_store
-from headway.storage.base import Entry
+from headway.storage.base import ObjectInfo
 from tests.data import layouts
 
 
@@ -49,13 +49,13 @@ class Counting:
             return bytes(len(body))
         return body
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         return self._store.stat(key)
 
     def write(self, *_: object, **__: object) -> str:
         raise AssertionError("a cache only reads")
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return self._store.list(prefix)
 
     def delete(self, key: str) -> None:

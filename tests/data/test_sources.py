@@ -16,7 +16,7 @@ from tests.data import layouts
 
 
 def read(root: Path | str, kind: str | None = None, **options: object) -> tuple[list[Row], list[Caption], list[Bad]]:
-    found = list(reader_for(Tree(str(root), Path("/nonexistent")), kind, **options).found())
+    found = list(reader_for(Tree(str(root), Path("/nonexistent")), kind, **options).read_rows())
     rows = [thing for thing in found if isinstance(thing, Row)]
     captions = [thing for thing in found if isinstance(thing, Caption)]
     return rows, captions, [thing for thing in found if isinstance(thing, Bad)]
@@ -266,7 +266,7 @@ def test_a_source_may_lie_in_an_object_store(tmp_path: Path) -> None:
         if path.is_file():
             store.write(str(path.relative_to(local)), path.read_bytes())
     tree = Tree("memory://test-sources/flickr", tmp_path / "work", store)
-    found = [thing for thing in reader_for(tree).found() if isinstance(thing, Row)]
+    found = [thing for thing in reader_for(tree).read_rows() if isinstance(thing, Row)]
     assert [row.pictures for row in found] == [row.pictures for row in read(local)[0]]
 
 
@@ -274,9 +274,9 @@ def test_an_unknown_layout_says_what_was_seen(tmp_path: Path) -> None:
     layouts.put(tmp_path / "only.jpg", layouts.picture(0))
     with pytest.raises(BadInput, match=r"1 pictures in 1 folders, 0 other files.*\n.*--format"):
         read(tmp_path)
-    with pytest.raises(BadInput, match="no reader is called 'mnist'"):
+    with pytest.raises(BadInput, match="unknown format 'mnist'"):
         read(tmp_path, "mnist")
-    with pytest.raises(BadInput, match="folders data has no --year"):
+    with pytest.raises(BadInput, match="the format folders has no option --year"):
         read(tmp_path, "folders", year="2014")
 
 

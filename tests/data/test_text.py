@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
@@ -59,7 +59,6 @@ def test_a_word_tokenizer_survives_being_saved() -> None:
     assert len(loaded) == 6
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(min_size=1, max_size=40))
 def test_subwords_can_write_any_text(text: str) -> None:
     import unicodedata
@@ -100,7 +99,6 @@ def test_what_is_no_tokenizer_is_refused(text: str) -> None:
         load_tokenizer(text)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60))
 def test_normalising_twice_is_normalising_once(text: str) -> None:
     once = normalised(text)

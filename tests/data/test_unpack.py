@@ -69,7 +69,7 @@ def test_parts_of_a_data_set_are_unpacked_into_one_folder(tmp_path: Path) -> Non
 @pytest.mark.parametrize("make", [made_zip, made_tar])
 def test_nothing_escapes_the_folder(tmp_path: Path, name: str, make: Any) -> None:
     archive = make(tmp_path / ("x.zip" if make is made_zip else "x.tgz"), {"fine.txt": b"", name: b"evil"})
-    with pytest.raises(BadArchive, match="outside of its folder"):
+    with pytest.raises(BadArchive, match="outside its folder"):
         unpack(archive, tmp_path / "in" / "to")
     assert not list(tmp_path.rglob("*evil*"))
     assert not (tmp_path / "in" / "to").exists()
@@ -93,10 +93,10 @@ def test_links_and_devices_are_left_out(tmp_path: Path) -> None:
 
 def test_a_bomb_is_stopped_by_what_it_writes_not_by_what_it_says(tmp_path: Path) -> None:
     bomb = made_zip(tmp_path / "bomb.zip", {"zeros": bytes(5_000_000)})
-    with pytest.raises(BadArchive, match="a bomb"):
+    with pytest.raises(BadArchive, match="a decompression bomb"):
         unpack(bomb, tmp_path / "to", Limits(free=100_000, ratio=50))
     packed = made_tar(tmp_path / "bomb.tgz", {"zeros": bytes(5_000_000)})
-    with pytest.raises(BadArchive, match="a bomb"):
+    with pytest.raises(BadArchive, match="a decompression bomb"):
         unpack(packed, tmp_path / "to", Limits(free=100_000, ratio=50))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bomb.tgz", "bomb.zip"]
 

@@ -42,7 +42,7 @@ def ended(tmp_path: Path) -> Callable[..., RunHandle]:
 
 def test_a_known_failure_has_cause_evidence_and_fix(ended: Callable[..., RunHandle]) -> None:
     hold = ended("epoch 1", "ModuleNotFoundError: No module named 'albumentations'")
-    found = diagnose_run(hold, hold.target.status(hold.handle))
+    found = diagnose_run(hold, hold.target.status(hold.target_handle))
     assert found.name == "missing-module"
     assert found.evidence == "ModuleNotFoundError: No module named 'albumentations'"
     text = describe_cause(found)
@@ -52,7 +52,7 @@ def test_a_known_failure_has_cause_evidence_and_fix(ended: Callable[..., RunHand
 
 def test_an_unknown_failure_shows_the_last_words_of_the_first_rank_that_failed(ended: Callable[..., RunHandle]) -> None:
     hold = ended("rank {rank} is here", "rank {rank}: the frobnicator is jammed", ranks=3)
-    found = diagnose_run(hold, hold.target.status(hold.handle))
+    found = diagnose_run(hold, hold.target.status(hold.target_handle))
     assert (found.name, found.rank) == ("", 0)
     assert found.lines == ("rank 0 is here", "rank 0: the frobnicator is jammed")
     assert "rank 1" not in describe_cause(found)
@@ -60,14 +60,14 @@ def test_an_unknown_failure_shows_the_last_words_of_the_first_rank_that_failed(e
 
 def test_what_was_said_last_comes_before_a_warning_from_long_ago(ended: Callable[..., RunHandle]) -> None:
     hold = ended("quota exceeded for a logger, going on", *["step"] * 100, "IndexError: index out of range in self")
-    assert diagnose_run(hold, hold.target.status(hold.handle)).name == "device-side-assert"
+    assert diagnose_run(hold, hold.target.status(hold.target_handle)).name == "device-side-assert"
     early = ended("No space left on device", *["step"] * 100, "the end")
-    assert diagnose_run(early, early.target.status(early.handle)).name == "disk-full"
+    assert diagnose_run(early, early.target.status(early.target_handle)).name == "disk-full"
 
 
 def test_a_run_that_did_not_fail_has_nothing_to_explain(ended: Callable[..., RunHandle]) -> None:
     hold = ended("CUDA out of memory, tried again with less", code=0)
-    found = diagnose_run(hold, hold.target.status(hold.handle))
+    found = diagnose_run(hold, hold.target.status(hold.target_handle))
     assert found.name == ""
     assert "nothing has failed" in describe_cause(found)
 
@@ -89,7 +89,7 @@ def test_what_the_target_itself_says_counts_also_for_a_run_that_never_starts(
     project = write_project(tmp_path / "waiting")
     plan = plan_play(project, FakeBehaviour(), on="fake", outputs=f"memory://{os.urandom(6).hex()}/runs")
     hold = lifecycle.launch(plan, target=Telling(), detach=True)
-    status = hold.target.status(hold.handle)
+    status = hold.target.status(hold.target_handle)
     assert status.state is State.PENDING
     assert diagnose_run(hold, status).name == "image-pull"
 
@@ -100,16 +100,18 @@ def test_what_the_target_said_of_the_start_does_not_explain_a_rank_that_failed_l
     target = Telling(behaviour=play_of)
     target.words = ("FailedScheduling: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",)
     hold = ended("ModuleNotFoundError: No module named 'albumentations'", target=target)
-    assert diagnose_run(hold, hold.target.status(hold.handle)).name == "missing-module"
+    assert diagnose_run(hold, hold.target.status(hold.target_handle)).name == "missing-module"
     unknown = ended("the frobnicator is jammed", target=target)
-    assert diagnose_run(unknown, unknown.target.status(unknown.handle)).name == "no-node-fits", "better than nothing"
+    assert diagnose_run(unknown, unknown.target.status(unknown.target_handle)).name == "no-node-fits", (
+        "better than nothing"
+    )
 
 
 def test_a_target_out_of_reach_does_not_keep_the_folder_from_speaking(ended: Callable[..., RunHandle]) -> None:
     target = Telling(behaviour=play_of)
     target.words = ()
     hold = ended("RuntimeError: No CUDA GPUs are available", target=target)
-    assert diagnose_run(hold, hold.target.status(hold.handle)).name == "no-gpu"
+    assert diagnose_run(hold, hold.target.status(hold.target_handle)).name == "no-gpu"
 
 
 def test_a_killed_rank_is_explained_by_its_signal(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_a_killed_rank_is_explained_by_its_signal(tmp_path: Path) -> None:
     hold = lifecycle.launch(plan, target=target, detach=True)
     target._write_event(hold.url, kind="rank_exit", rank=0, code=137, signal="SIGKILL", lines=[], first=True)
     target.end(hold.url, State.FAILED, reason="rank 0 was killed (SIGKILL)", exit_code=1)
-    assert diagnose_run(hold, hold.target.status(hold.handle)).name == "host-out-of-memory"
+    assert diagnose_run(hold, hold.target.status(hold.target_handle)).name == "host-out-of-memory"
 
 
 def test_a_run_that_waits_in_vain_is_explained_by_what_its_target_says_of_it(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from tests.cli.conftest import Headway
 from tests.cli.conftest import headway as headway
-from tests.servers import processes
 from tests.servers.google_auth import GoogleAuthServer
 from tests.servers.kube_secrets import KubeSecretsServer
 from tests.servers.secret_manager import SecretManagerServer
@@ -39,7 +38,7 @@ secrets:
 
 
 @pytest.fixture
-def vaults(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def vaults(tmp_path_factory: pytest.TempPathFactory, moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """All five places, each with its canary, outside of what is searched afterwards."""
     boto3 = pytest.importorskip("boto3")
     pytest.importorskip("google.auth")
@@ -53,7 +52,6 @@ def vaults(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
         GoogleAuthServer(tokens) as auth,
         SecretManagerServer(tokens) as google,
         KubeSecretsServer() as kube,
-        processes.moto() as amazon,
     ):
         google.secrets["project", "wandb"] = [CANARIES["google"].encode()]
         kube.secrets["default", "wandb"] = {"key": CANARIES["kube"].encode()}
@@ -62,7 +60,7 @@ def vaults(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
             "GOOGLE_APPLICATION_CREDENTIALS": str(auth.service_account_file(folder / "key.json")),
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER": f"{google.url}/",
             "KUBECONFIG": str(folder / "kubeconfig"),
-            "AWS_ENDPOINT_URL": amazon,
+            "AWS_ENDPOINT_URL": moto_url,
             "AWS_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
@@ -72,6 +70,7 @@ def vaults(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
         client = boto3.client("secretsmanager", region_name="us-east-1")
         client.create_secret(Name="wandb", SecretString=CANARIES["amazon"])
         yield folder
+        client.delete_secret(SecretId="wandb", ForceDeleteWithoutRecovery=True)
 
 
 def test_secrets_of_every_kind_reach_the_script_and_are_written_nowhere(

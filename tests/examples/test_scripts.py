@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from headway.launcher import lifecycle
 from headway.rundir.layout import RunFolder
 from headway.spec import Job
 from headway.storage import open_store
+from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.parent.name for path in EXAMPLES.glob("*/headway.yaml") if Job.load(path).script)
@@ -47,14 +47,6 @@ def job_of(name: str, tmp_path: Path, *changes: str) -> tuple[str, ...]:
 
 def folder_of(tmp_path: Path, run: str) -> RunFolder:
     return RunFolder(open_store(str(tmp_path / "runs" / run)))
-
-
-def wait_for(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 def changed_copy(folder: Path, lines: str) -> None:
@@ -109,13 +101,13 @@ def test_a_script_of_any_framework_goes_on_with_its_own_files(headway: Any, tmp_
     assert headway("run", *job, "-d").returncode == 0
     folder = folder_of(tmp_path, "any")
     state = tmp_path / "runs" / "any" / "local" / "files" / "state.json"
-    wait_for(lambda: state.exists() and json.loads(state.read_text())["step"] == 1000)
+    wait_until(lambda: state.exists() and json.loads(state.read_text())["step"] == 1000)
     stopped = headway("stop", "any")
     assert stopped.returncode == 0, stopped.stderr
     assert json.loads(folder.store.read("files/state.json"))["step"] == 1050
     resumed = headway("resume", "any")
     assert resumed.returncode == 0, resumed.stderr
-    assert "going on from step 1050" in "".join(line.text for line in folder.log_lines())
+    assert "resuming from step 1050" in "".join(line.text for line in folder.log_lines())
     assert folder.store.read("files/model.json") == (tmp_path / "files" / "model.json").read_bytes()
 
 
@@ -129,7 +121,7 @@ def test_a_script_of_any_framework_survives_kill_9(headway: Any, tmp_path: Path)
     done = headway("run", *job)
     assert done.returncode == 0, done.stderr
     folder = folder_of(tmp_path, "any")
-    assert "going on from step 1200" in "".join(line.text for line in folder.log_lines())
+    assert "resuming from step 1200" in "".join(line.text for line in folder.log_lines())
     assert [event["signal"] for event in folder.events() if event["kind"] == "rank_exit"] == ["SIGKILL"]
     subprocess.run(
         [sys.executable, EXAMPLES / "any-framework" / "train.py"], cwd=tmp_path, check=True, capture_output=True
@@ -143,7 +135,7 @@ def test_keras_on_two_workers_goes_on_with_its_epoch(headway: Any, tmp_path: Pat
     job = job_of("keras-multiworker", tmp_path)
     assert headway("run", *job, "--name", "keras", "-d").returncode == 0
     folder = folder_of(tmp_path, "keras")
-    wait_for(lambda: any("Epoch 3/5" in line.text for line in folder.log_lines()))
+    wait_until(lambda: any("Epoch 3/5" in line.text for line in folder.log_lines()))
     ranks = [pid for pid in _pids() if _variable(pid, "HEADWAY_RUN") == "keras" and _variable(pid, "RANK") == "1"]
     os.kill(ranks[0], signal.SIGKILL)
     assert headway("logs", "keras", "-f").returncode == 0

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.plan import Code, Limits, Plan
@@ -30,7 +30,6 @@ NAMES = (f"fuzz-{number}" for number in itertools.count())  # stores in memory a
 SECONDS = st.none() | st.floats(0, 1e9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     *(RECORD, st.text(max_size=20), st.lists(st.tuples(st.text(), st.integers(0, 2**60)), max_size=4)),
     *(SECONDS, st.lists(RECORD, max_size=3), st.integers(1, 10_000)),
@@ -80,7 +79,6 @@ STATE = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.from_regex("[a-z_]{1,8}", fullmatch=True), STATE, max_size=4))
 def test_every_plain_state_survives_a_checkpoint(state: dict[str, Any]) -> None:
     from headway.training.checkpoint.serialization import decode_record, encode_record, flatten, unflatten
@@ -90,7 +88,6 @@ def test_every_plain_state_survives_a_checkpoint(state: dict[str, Any]) -> None:
     assert unflatten(decode_record(encode_record({"state": tree}), "x"), {}) == {"state": state}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
@@ -124,7 +121,6 @@ def test_every_set_of_tensors_survives_being_dealt_out_and_written(shapes: dict[
         assert torch.equal(found[name], tensor)
 
 
-@settings(deadline=None)
 @given(RECORD, st.integers(0, 10_000), st.integers(0, 7))
 def test_a_sealed_record_with_any_bit_changed_is_no_record(record: dict[str, Any], place: int, bit: int) -> None:
     from headway.training.checkpoint.serialization import CheckpointDamaged, verify_checksum, with_checksum
@@ -139,7 +135,6 @@ def test_a_sealed_record_with_any_bit_changed_is_no_record(record: dict[str, Any
         pass
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.none() | st.floats(0, 1), st.booleans()), min_size=1, max_size=20),
     st.integers(1, 4),
@@ -178,7 +173,6 @@ def test_retention_keeps_the_last_the_best_and_the_named_and_nothing_else(
 # -- batches and mixtures ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 300), st.integers(1, 40), st.integers(1, 9), st.integers(0, 2**40), st.integers(0, 9), st.booleans()
 )
@@ -197,7 +191,6 @@ def test_any_number_of_ranks_sees_the_same_batches_and_each_item_once(
     assert sorted(seen) == list(range(items))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.floats(0.05, 20)), min_size=1, max_size=5),
     st.integers(1, 150),
@@ -228,7 +221,6 @@ def test_over_any_number_of_epochs_no_row_of_a_pool_is_two_rounds_ahead_of_anoth
 # -- histories --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8), st.integers(1, 4)), min_size=1, max_size=6))
 def test_a_history_has_each_step_once_however_often_it_was_broken_off(attempts: list[tuple[int, int, int]]) -> None:
     """Each attempt goes on from a step that some earlier one had reached, trains on, and is killed."""

@@ -24,7 +24,7 @@ from tests.contract.plays import plan_play, write_project
 from tests.testbed.docker import BASE, TORCH_IS_MOUNTED, docker, docker_host
 
 __all__ = ["docker_host"]
-pytestmark = TORCH_IS_MOUNTED
+pytestmark = [pytest.mark.docker, *TORCH_IS_MOUNTED]
 TORCH = {
     "mounts": [{"path": sysconfig.get_path("purelib"), "at": "/mnt/site", "read_only": True}],
     "env": {"PYTHONPATH": "/mnt/site", "OMP_NUM_THREADS": "1"},

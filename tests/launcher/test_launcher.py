@@ -33,7 +33,7 @@ from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir import lease
 from headway.rundir.index import MAX_NAME_LENGTH, RunIndex
-from headway.rundir.layout import INTENT, RECEIPT
+from headway.rundir.layout import RECEIPT, SUBMISSION
 from headway.storage import local as folder_store
 from headway.storage import open_store, subfolders
 from headway.storage.memory import MemoryStore
@@ -98,7 +98,7 @@ def test_launches_at_once_never_share_a_name(plan_of: Callable[..., Plan], targe
     with ThreadPoolExecutor(8) as pool:
         names = list(pool.map(go, range(8)))
     assert len(set(names)) == 8
-    assert len(target.found()) == 8
+    assert len(target.list_runs()) == 8
 
 
 def test_of_two_launches_with_one_name_one_is_refused(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
@@ -115,7 +115,7 @@ def test_of_two_launches_with_one_name_one_is_refused(plan_of: Callable[..., Pla
 
     with ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(go, range(2))) == [False, True]
-    assert len(target.found()) == 1
+    assert len(target.list_runs()) == 1
 
 
 # Plans that no longer hold.
@@ -133,7 +133,10 @@ def test_a_saved_plan_is_launched_as_it_was_reviewed(plan_of: Callable[..., Plan
         (lambda plan: replace(plan, headway="0.0.1"), "made by Headway 0.0.1"),
         (lambda plan: replace(plan, processes=5), "requests"),
         (lambda plan: replace(plan, data={"builtin:scenes": "builtin:scenes@0.0.1"}), "data"),
-        (lambda plan: replace(plan, code=replace(plan.code, wheel_sha256="0" * 64)), "not the one"),
+        (
+            lambda plan: replace(plan, code=replace(plan.code, wheel_sha256="0" * 64)),
+            "differs from the one in the plan",
+        ),
     ],
 )
 def test_a_plan_that_no_longer_holds_is_refused_before_anything_is_made(
@@ -143,7 +146,7 @@ def test_a_plan_that_no_longer_holds_is_refused_before_anything_is_made(
     with pytest.raises(BadPlan, match=why):
         lifecycle.launch(plan, detach=True, target=target)
     assert runs_in(plan.job["outputs"]) == set()
-    assert target.found() == []
+    assert target.list_runs() == []
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged", "other"])
@@ -193,7 +196,7 @@ class Watching(FakeTarget):
     """Looks at what is recorded at the moment of the first request."""
 
     def submit(self, plan: Plan, run: str) -> Handle:
-        self.announced = open_store(f"{plan.job['outputs']}/{run}").read(INTENT)
+        self.announced = open_store(f"{plan.job['outputs']}/{run}").read(SUBMISSION)
         self.indexed = [row.name for row in RunIndex().rows()]
         return super().submit(plan, run)
 
@@ -210,7 +213,7 @@ def test_an_index_that_cannot_be_written_does_not_stop_a_launch(
 ) -> None:
     said: list[str] = []
     hold = lifecycle.launch(
-        plan_of(FakeBehaviour()), target=target, ledger=RunIndex(Path("/dev/full"), log=said.append)
+        plan_of(FakeBehaviour()), target=target, run_index=RunIndex(Path("/dev/full"), log=said.append)
     )
     assert hold.outcome().status.state is State.FINISHED
     assert "not affected" in said[0]
@@ -239,7 +242,7 @@ def test_a_full_disk_at_any_write_of_a_launch_leaves_no_run_and_nothing_running(
             break
         except DiskFull:
             failures += 1
-        assert waiting.found() == []
+        assert waiting.list_runs() == []
         assert runs_in(plan.job["outputs"]) == set(), f"write {fails_at}"
         assert [row.url for row in RunIndex().rows()] == []
     assert failures >= 5  # code, wheel, plan, intent, details
@@ -258,6 +261,15 @@ def test_a_folder_that_may_not_be_written_is_said_and_nothing_is_made(
     assert runs_in(tmp_path / "runs") == set()
 
 
+def test_a_timing_variable_that_was_replaced_is_reported(
+    plan_of: Callable[..., Plan], target: FakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setenv("HEADWAY_RENEW_S", "0.5")
+    lifecycle.launch(plan_of(), detach=True, target=target, say=said.append)
+    assert "HEADWAY_RENEW_S is ignored: write HEADWAY_TIMING=renew=0.5" in said
+
+
 def test_ctrl_c_in_the_middle_of_a_submit_takes_it_down(plan_of: Callable[..., Plan]) -> None:
     class Interrupted(FakeTarget):
         def submit(self, plan: Plan, run: str) -> Handle:
@@ -267,7 +279,7 @@ def test_ctrl_c_in_the_middle_of_a_submit_takes_it_down(plan_of: Callable[..., P
     target, plan = Interrupted(), plan_of()
     with pytest.raises(KeyboardInterrupt):
         lifecycle.launch(plan, detach=True, target=target)
-    assert target.found() == []
+    assert target.list_runs() == []
     assert runs_in(plan.job["outputs"]) == set()
 
 
@@ -331,10 +343,10 @@ def test_whoever_sees_the_end_first_takes_it_down_and_writes_the_receipt(
     plan_of: Callable[..., Plan], target: FakeTarget
 ) -> None:
     hold = lifecycle.launch(plan_of(FakeBehaviour()), detach=True, target=target)
-    assert len(target.found()) == 1
+    assert len(target.list_runs()) == 1
     assert hold.folder.read_json(RECEIPT) is None
     hold.status()
-    assert target.found() == []
+    assert target.list_runs() == []
     written = hold.folder.read_json(RECEIPT)
     hold.status()
     assert hold.folder.read_json(RECEIPT) == written, "it is written once"
@@ -351,7 +363,7 @@ def test_a_receipt_of_an_earlier_attempt_does_not_stand_for_a_later_one(
     receipt = hold.folder.read_json(RECEIPT)
     assert receipt is not None
     assert (receipt["attempt"], receipt["left"]) == (2, [])
-    assert target.found() == []
+    assert target.list_runs() == []
 
 
 def test_a_full_disk_does_not_keep_a_run_from_being_stopped(
@@ -370,7 +382,7 @@ def test_a_full_disk_does_not_keep_a_run_from_being_stopped(
     assert outcome.receipt == Receipt(
         run=hold.run, created=(f"worker 0 of {hold.run}",), removed=(f"worker 0 of {hold.run}",)
     )
-    assert target.found() == []
+    assert target.list_runs() == []
     assert len([text for text in said if "No space" in text or "no space" in text]) == 2
     hold.status()
     assert hold.folder.read_json(RECEIPT), "the next verb writes what could not be written"
@@ -426,7 +438,7 @@ def test_a_lease_that_is_renewed_while_we_wait_is_a_live_run(far: RunHandle, mon
         known = far.folder.read_json(lease.KEY)
         far.folder.write_json(lease.KEY, {**(known or {}), "beat": next(beats)})
 
-    monkeypatch.setattr("headway.launcher.lifecycle.time.sleep", beat)
+    monkeypatch.setattr("headway.core.retry.time.sleep", beat)
     with pytest.raises(RunBusy):
         lifecycle.resume(far.url, target=far.target, patience_s=5)
 
@@ -444,7 +456,7 @@ def test_a_run_whose_plan_is_damaged_can_still_be_taken_down(plan_of: Callable[.
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
     hold.folder.store.write("plan.json", b'{"schema": 1')
     assert lifecycle.open_run(hold.url, target=target).down().left == ()
-    assert target.found() == []
+    assert target.list_runs() == []
     with pytest.raises(BadPlan):
         lifecycle.resume(hold.url, target=target)
 

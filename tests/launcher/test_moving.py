@@ -17,12 +17,12 @@ from headway.launcher import lifecycle
 from headway.launcher.lifecycle import RunHandle
 from headway.launcher.migrate import MOVED, Migration
 from headway.planning import plan
-from headway.rundir.layout import INTENT, PLAN
+from headway.rundir.layout import PLAN, SUBMISSION
 from headway.spec import Data, Job, Source, TargetEntry
 from headway.targets.local.target import LocalTarget
 from tests.contract.counting import COUNT, count_to, counted, write_counting
-from tests.contract.suite import eventually
 from tests.testbed.sshd import Server, lacking
+from tests.waiting import wait_until
 
 OTHER = {"other": TargetEntry(kind="local", options={"python": sys.executable})}
 
@@ -50,7 +50,7 @@ def job_of(tmp_path: Path) -> Callable[..., Job]:
 
 def stopped(job: Job, name: str = "mine") -> RunHandle:
     hold = lifecycle.launch(plan(job), name=name, detach=True)
-    eventually(lambda: len(counted(hold)) == 4, "it counts")
+    wait_until(lambda: len(counted(hold)) == 4, "it counts")
     assert hold.stop("to move it").status.state is State.STOPPED
     return hold
 
@@ -66,7 +66,7 @@ def test_it_goes_on_on_another_target_where_it_was(job_of: Callable[..., Job]) -
     again = lifecycle.resume(hold.url, move=Migration(on="other"))
     assert finished(again) == count_to(12)
     assert again.folder.plan().target == "other"
-    known = json.loads(again.folder.store.read(INTENT))
+    known = json.loads(again.folder.store.read(SUBMISSION))
     assert (known["target"], known["attempts"][-1]["code_is"]) == ("other", "recorded")
     (kept,) = again.folder.store.list("plans/")
     assert json.loads(again.folder.store.read(kept.key))["target"] == "local"
@@ -86,7 +86,7 @@ def test_the_recorded_code_goes_on_whatever_was_edited_since_unless_asked_for(
     current = lifecycle.resume(two.url, move=Migration(on="other", code="current", job=job))
     current.wait()
     assert any("edited" in line.text for line in current.logs())
-    assert json.loads(current.folder.store.read(INTENT))["attempts"][-1]["code_is"] == "current"
+    assert json.loads(current.folder.store.read(SUBMISSION))["attempts"][-1]["code_is"] == "current"
     assert current.folder.plan().code.sha256 != again.folder.plan().code.sha256
     with pytest.raises(BadInput, match="needs the job file"):
         lifecycle.resume(stopped(job, "three").url, move=Migration(on="other", code="current"))
@@ -106,13 +106,13 @@ def test_a_start_that_fails_there_leaves_the_run_where_it_was(
         with pytest.raises(TargetError):
             lifecycle.resume(hold.url, move=Migration(on="other"))
     assert hold.folder.store.read(PLAN) == planned
-    assert json.loads(hold.folder.store.read(INTENT))["target"] == "local"
+    assert json.loads(hold.folder.store.read(SUBMISSION))["target"] == "local"
     assert finished(lifecycle.resume(hold.url))[-1].startswith("digest")
 
 
 def test_a_live_run_is_not_moved(job_of: Callable[..., Job]) -> None:
     hold = lifecycle.launch(plan(job_of(args=("12", "0", "1"))), name="live", detach=True)
-    eventually(lambda: len(counted(hold)) >= 1, "it counts")
+    wait_until(lambda: len(counted(hold)) >= 1, "it counts")
     with pytest.raises(RunBusy):
         lifecycle.resume(hold.url, move=Migration(on="other"))
     hold.down()
@@ -173,6 +173,8 @@ def test_folder_and_data_are_moved_by_fingerprint_and_the_price_is_shown_first(
         lifecycle.resume(hold.url)
 
 
+@pytest.mark.ci
+@pytest.mark.ssh
 @pytest.mark.slow
 @pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")
 def test_from_here_to_a_machine_reached_by_ssh_and_back(job_of: Callable[..., Job], tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_from_here_to_a_machine_reached_by_ssh_and_back(job_of: Callable[..., Jo
         entries = {**OTHER, "box": TargetEntry(kind="ssh", options=options)}
         hold = stopped(job_of(targets=entries, args=("12", "0.01", "4,8")))
         there = lifecycle.resume(hold.url, move=Migration(on="box"))
-        eventually(lambda: len(counted(there)) == 8, "it goes on there")
+        wait_until(lambda: len(counted(there)) == 8, "it goes on there")
         assert there.stop().status.state is State.STOPPED
         back = lifecycle.resume(there.url, move=Migration(on="local"))
         assert finished(back) == count_to(12)

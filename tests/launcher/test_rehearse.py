@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import zipfile
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from headway.core.errors import BadInput, HeadwayError, RunFailed
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.rehearse import rehearse
+from headway.launcher.rehearse import environment, rehearse
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir.index import RunIndex
@@ -19,6 +20,7 @@ from headway.spec import Image, Job, Secret
 from headway.targets.fake import FakeBehaviour, FakeTarget
 from headway.targets.local.target import LocalTarget
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
+from tests.packaging.installable import FILES
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ def job_of(project: Path, script: str, **more: object) -> Job:
 
 def running_below(folder: Path) -> list[str]:
     """Of this test: others may be rehearsing on this machine too."""
-    return [handle.url for handle in LocalTarget().found() if handle.url.startswith(str(folder))]
+    return [handle.url for handle in LocalTarget().list_runs() if handle.url.startswith(str(folder))]
 
 
 def test_a_script_that_runs_passes_and_nothing_is_left(project: Path, tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_a_file_that_is_not_sent_is_missed_here_already(project: Path) -> None:
 def test_an_import_error_is_explained(project: Path) -> None:
     with pytest.raises(RunFailed, match=r"no_such_module_here is not installed") as caught:
         rehearse(job_of(project, "import no_such_module_here"))
-    assert "requirements" in caught.value.problem.fix
+    assert "pip install no_such_module_here" in caught.value.problem.fix
 
 
 def test_a_secret_that_does_not_resolve_stops_it_before_anything_starts(project: Path) -> None:
@@ -147,6 +149,7 @@ def tiny_wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_requirements_are_installed_once_into_an_environment_of_their_own(project: Path, tmp_path: Path) -> None:
     (project / "requirements.txt").write_text(f"{tiny_wheel(project)}\n")
     job = job_of(project, "import tiny_thing; print(tiny_thing.VALUE)", requirements="requirements.txt")
@@ -172,3 +175,20 @@ def test_a_recipe_trains_dies_restores_evaluates_exports_and_predicts(project: P
     assert found.examples_per_s
     (learnt,) = past_runs()
     assert learnt.basis == "rehearsal"
+
+
+@pytest.mark.slow
+def test_a_project_with_a_build_system_is_installed_for_the_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    for name, text in {**FILES, "train.py": ""}.items():
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_text(text)
+    job = Job(name="own", script="train.py", outputs=str(tmp_path / "runs"), root=str(tmp_path / "project"))
+    python = environment(job, print)
+    assert python is not None
+    said = subprocess.run([python, "-c", "import greeting; print(greeting.WORDS)"], capture_output=True, text=True)
+    assert said.stdout == "hello\n", said.stderr
+    assert not (tmp_path / "project" / "build").exists()
+    assert environment(job, pytest.fail) == python

@@ -122,5 +122,5 @@ def test_names_and_groups_must_fit() -> None:
         ClassificationScores(2) + ClassificationScores(3)
     with pytest.raises(BadInput, match="at least one class"):
         ClassificationScores([])
-    with pytest.raises(BadInput, match="nothing was counted"):
+    with pytest.raises(BadInput, match="no samples were added"):
         ClassificationScores(2).metrics()

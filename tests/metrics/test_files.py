@@ -129,17 +129,17 @@ def test_an_annotation_id_used_twice_is_refused(files: Files) -> None:
 @pytest.mark.parametrize(
     ("result", "problem"),
     [
-        (7, "1 results that are no objects: number 1 is a number"),
-        (None, "1 results that are no objects: number 1 is null"),
+        (7, "1 results that are not objects: number 1 is a number"),
+        (None, "1 results that are not objects: number 1 is null"),
         ({"caption": "a"}, "1 results without image_id: number 1"),
         ({}, "1 results without image_id and caption: number 1"),
-        ({"image_id": 2.5, "caption": "a"}, "image_id is no whole number or text: number 1: a number"),
-        ({"image_id": True, "caption": "a"}, "image_id is no whole number or text: number 1: true or false"),
-        ({"image_id": None, "caption": "a"}, "image_id is no whole number or text: number 1: null"),
-        ({"image_id": [2], "caption": "a"}, "image_id is no whole number or text: number 1: a list"),
-        ({"image_id": 2, "caption": 5}, "1 results whose caption is no text: picture 2: a number"),
-        ({"image_id": 2, "caption": ["a"]}, "1 results whose caption is no text: picture 2: a list"),
-        ({"image_id": 2, "caption": None}, "1 results whose caption is no text: picture 2: null"),
+        ({"image_id": 2.5, "caption": "a"}, "image_id is neither a whole number nor text: number 1: a number"),
+        ({"image_id": True, "caption": "a"}, "image_id is neither a whole number nor text: number 1: true or false"),
+        ({"image_id": None, "caption": "a"}, "image_id is neither a whole number nor text: number 1: null"),
+        ({"image_id": [2], "caption": "a"}, "image_id is neither a whole number nor text: number 1: a list"),
+        ({"image_id": 2, "caption": 5}, "1 results whose caption is not text: picture 2: a number"),
+        ({"image_id": 2, "caption": ["a"]}, "1 results whose caption is not text: picture 2: a list"),
+        ({"image_id": 2, "caption": None}, "1 results whose caption is not text: picture 2: null"),
     ],
 )
 def test_a_result_of_the_wrong_type_is_named(files: Files, result: object, problem: str) -> None:

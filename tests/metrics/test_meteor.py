@@ -67,10 +67,10 @@ def test_a_jar_that_does_not_run_is_an_error_with_javas_own_words(
 def test_meteor_is_that_of_the_java_tool(
     captions: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    if jar.why_not():
+    if jar.unavailable_reason():
         for packages in PEERS.glob("python*/site-packages"):
             monkeypatch.syspath_prepend(packages)
-    if jar.why_not():
+    if jar.unavailable_reason():
         pytest.skip("METEOR's jar is not installed (the extra `meteor`, or run `python -m benchmarks caption_metrics`)")
     corpus, each = jar.meteor(
         ["a dog is running", "", "a ||| cat"], [["a dog runs", "the dog is running"], ["a dog"], ["a cat"]]

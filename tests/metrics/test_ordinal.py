@@ -112,10 +112,10 @@ def test_calibration_of_a_part_of_the_samples_says_so() -> None:
 @pytest.mark.parametrize(
     ("labels", "predictions", "probabilities", "problem"),
     [
-        ([1], [11], None, "predictions: 11 is no grade from 1 to 10"),
-        ([0], [1], None, "labels: 0 is no grade"),
-        ([1.5], [1], None, "labels: 1.5 is no grade"),
-        ([float("nan")], [1], None, "labels: nan is no grade"),
+        ([1], [11], None, "predictions: 11 is not a grade from 1 to 10"),
+        ([0], [1], None, "labels: 0 is not a grade"),
+        ([1.5], [1], None, "labels: 1.5 is not a grade"),
+        ([float("nan")], [1], None, "labels: nan is not a grade"),
         ([1, 2], [1], None, "1 predictions for 2 labels"),
         (["1"], [1], None, "labels must be whole numbers"),
         ([[1]], [1], None, "one class number each"),
@@ -138,7 +138,7 @@ def test_grades_must_be_consecutive_few_and_there() -> None:
         score([0], [10**12])
     with pytest.raises(BadInput, match="no grades to score"):
         score([], [])
-    with pytest.raises(BadInput, match="nothing was counted"):
+    with pytest.raises(BadInput, match="no samples were added"):
         OrdinalScores([1, 2]).metrics()
     with pytest.raises(BadInput, match="different grades"):
         OrdinalScores([1, 2]) + OrdinalScores([1, 2, 3])

@@ -13,11 +13,12 @@ for needed in ("websocket", "httpx"):
 
 import httpx  # noqa: E402
 
-from tests.notebook.test_jupyter import SCRIPT, Notebook, env, eventually, execute, headway, large, servers  # noqa: E402
+from tests.notebook.test_jupyter import SCRIPT, Notebook, env, execute, headway, large, servers  # noqa: E402
 from tests.testbed.docker import BASE, docker_host  # noqa: E402
+from tests.waiting import wait_until  # noqa: E402
 
 __all__ = ["docker_host", "env"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_cell_runs_in_the_container_and_jupyter_closes_with_its_caller_or_the_
     assert said.split() == ["job", "running", "/opt/headway"]
     assert notebook.leave() == 0
     assert "closed; the run keeps running" in notebook.said
-    eventually(lambda: servers(tmp_path) == [], within_s=120)
+    wait_until(lambda: servers(tmp_path) == [], within_s=120)
     assert json.loads(headway(run, "status", "job", "--json").stdout)["state"] == "running"
 
     again = Notebook(run)
@@ -65,4 +66,4 @@ def test_a_cell_runs_in_the_container_and_jupyter_closes_with_its_caller_or_the_
     Path(run["ENOUGH"]).touch()
     assert again.process.wait(120) == 0, again.said
     assert "closed: job is finished" in again.said
-    eventually(lambda: servers(tmp_path) == [], within_s=120)
+    wait_until(lambda: servers(tmp_path) == [], within_s=120)

@@ -9,9 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import httpx  # noqa: E402
 import websocket  # noqa: E402
 
 from tests.testbed.sshd import Server, lacking  # noqa: E402
+from tests.waiting import wait_until  # noqa: E402
 
 pytestmark = pytest.mark.slow
 SCRIPT = """
@@ -50,7 +50,7 @@ class Notebook:
 
     def address(self) -> tuple[str, str]:
         """Where it is, and the token."""
-        eventually(lambda: "?token=" in self.said or self.process.poll() is not None, lambda: self.said)
+        wait_until(lambda: "?token=" in self.said or self.process.poll() is not None, lambda: self.said)
         found = re.search(r"(http://127\.0\.0\.1:\d+)/\S*\?token=(\S+)", self.said)
         assert found, self.said
         return found[1], found[2]
@@ -58,13 +58,6 @@ class Notebook:
     def leave(self, number: int = signal.SIGINT) -> int:
         os.kill(self.process.pid, number)
         return self.process.wait(60)
-
-
-def eventually(true: Callable[[], bool], said: Callable[[], str] = str, within_s: float = 60.0) -> None:
-    limit = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < limit, said()
-        time.sleep(0.05)
 
 
 def servers(folder: Path) -> list[str]:
@@ -103,7 +96,10 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {**kept, "HEADWAY_HOME": str(tmp_path / "home"), "ENOUGH": str(tmp_path / "enough")}
 
 
-@pytest.fixture(params=["local", "ssh"])
+SSH = pytest.param("ssh", marks=[pytest.mark.ssh, pytest.mark.slow])
+
+
+@pytest.fixture(params=["local", SSH])
 def run(request: pytest.FixtureRequest, env: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     job: dict[str, Any] = {"name": "job", "script": "train.py", "env": {"ENOUGH": env["ENOUGH"]}}
     if request.param == "ssh":
@@ -166,7 +162,7 @@ def test_a_cell_runs_beside_the_run_and_ctrl_c_leaves_nothing_but_the_run(run: d
     assert not [words for words in servers(tmp_path) if token in words], "a token is no argument: others can see those"
     assert notebook.leave() == 0
     assert "closed; the run keeps running" in notebook.said
-    eventually(lambda: servers(tmp_path) == [])
+    wait_until(lambda: servers(tmp_path) == [])
     assert json.loads(headway(run, "status", "job", "--json").stdout)["state"] == "running"
 
 
@@ -180,24 +176,25 @@ def test_it_closes_with_the_run(run: dict[str, str], tmp_path: Path) -> None:
     assert servers(tmp_path) == []
 
 
-@pytest.mark.parametrize("run", ["ssh"], indirect=True)
+@pytest.mark.parametrize("run", [SSH], indirect=True)
 def test_a_caller_that_is_killed_leaves_no_jupyter_behind(run: dict[str, str], tmp_path: Path) -> None:
     notebook = Notebook(run)
     notebook.address()
     notebook.leave(signal.SIGKILL)
-    eventually(lambda: servers(tmp_path) == [], lambda: str(servers(tmp_path)))
+    wait_until(lambda: servers(tmp_path) == [], lambda: str(servers(tmp_path)))
 
 
 def test_without_jupyter_it_says_what_to_type(env: dict[str, str], tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     from headway.core.errors import BadInput
-    from headway.dashboard.notebook.jupyter import ExecTarget, Session
+    from headway.core.types import ExecCommand
+    from headway.dashboard.notebook.jupyter import Session
 
     python = str(bare / "bin" / "python")
     with (
         pytest.raises(BadInput, match="JupyterLab is not installed") as refused,
-        Session(ExecTarget(where="this machine", words=(python,), url=str(tmp_path), python=python, here=True)),
+        Session(ExecCommand(where="this machine", words=(python,), url=str(tmp_path), python=python, here=True)),
     ):
         pass
     assert refused.value.problem.fix == f"{python} -m pip install jupyterlab"

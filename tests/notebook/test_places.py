@@ -4,71 +4,56 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from headway.core.errors import BadInput, TargetError
-from headway.core.types import Handle
+from headway.core.types import ExecCommand, Handle, Target
 from headway.dashboard.notebook import jupyter, remote_jupyter
 from headway.targets.docker.options import Options as DockerOptions
 from headway.targets.docker.resources import DockerResource
+from headway.targets.docker.target import DockerTarget
+from headway.targets.fake import FakeTarget
 from headway.targets.kubernetes.options import Options as KubernetesOptions
 from headway.targets.kubernetes.status import Pod
+from headway.targets.kubernetes.target import KubernetesTarget
 from headway.targets.ssh.options import Options as SshOptions
+from headway.targets.ssh.target import SshTarget
+from tests.targets.kubernetes.answering import Answering
 
 URL = "/data/runs/night"
 
 
-@dataclass
-class Held:
-    """What `reach` gives, of a run on a target with these options."""
-
-    target: Any
-    run: str = "night"
-    url: str = URL
-
-    @property
-    def handle(self) -> Handle:
-        return Handle(target="t", run=self.run, url=self.url, details={"dir": "/home/me/.headway"})
-
-    folder = None
+def enter(target: Target, url: str = URL) -> ExecCommand:
+    """Return the command that enters a run on this target."""
+    handle = Handle(target="t", run="night", url=url, details={"dir": "/home/me/.headway"})
+    return jupyter.exec_command(SimpleNamespace(target=target, target_handle=handle, run="night"))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def place(kind: str, target: Any, url: str = URL) -> jupyter.ExecTarget:
-        monkeypatch.setattr(jupyter.submission, "read", lambda _: {"kind": kind})
-        return jupyter.exec_target(Held(target, url=url))  # type: ignore[arg-type]
-
-    return place
-
-
-def test_a_container_is_entered_by_exec(at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_is_entered_by_exec(monkeypatch: pytest.MonkeyPatch) -> None:
     things = [DockerResource(kind="container", id="1", name="headway-night-0", run="night", url=URL, state="running")]
     monkeypatch.setattr("headway.targets.docker.resources.containers", lambda engine, command, url: things)
-    target = SimpleNamespace(options=DockerOptions(command="podman"), engine=None)
-    found = at("docker", target)
+    target = DockerTarget(DockerOptions(command="podman"))
+    found = enter(target)
     assert found.call("-c", "code") == [
         *("podman", "exec", "--interactive", "headway-night-0", "python3", "-c", "code"),
     ]
     assert not found.here, "its ports are its own"
     things.clear()
     with pytest.raises(TargetError, match="no container of night is running"):
-        at("docker", target)
+        enter(target)
 
 
-def test_a_pod_is_entered_by_kubectl(at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_is_entered_by_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
     pods = [
         Pod(name=f"night-{n}", phase=phase, problem="", exit="", terminating=False, restarts=0, node="")
         for n, phase in enumerate(("Pending", "Running"))
     ]
     monkeypatch.setattr("headway.targets.kubernetes.status.workers", lambda api, options, run, url: pods)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    target = SimpleNamespace(options=KubernetesOptions(context="there", namespace="team"), _api=lambda: None)
-    found = at("kubernetes", target, "gs://bucket/night")
+    target = KubernetesTarget(KubernetesOptions(context="there", namespace="team"), api=Answering())
+    found = enter(target, "gs://bucket/night")
     assert found.call("-c", "code") == [
         *("kubectl", "--context", "there", "--namespace", "team"),
         *("exec", "--stdin", "--quiet", "night-1", "--", "python3", "-c", "code"),
@@ -76,11 +61,11 @@ def test_a_pod_is_entered_by_kubectl(at: Any, monkeypatch: pytest.MonkeyPatch) -
     assert jupyter.run_dir_on_target(found) == "", "a bucket is no folder"
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(BadInput, match="kubectl is not installed"):
-        at("kubernetes", target)
+        enter(target)
 
 
-def test_words_for_a_shell_are_quoted_for_it(at: Any) -> None:
-    found = at("ssh", SimpleNamespace(options=SshOptions(host="me@box", engine="docker", python="/opt/my py/python")))
+def test_words_for_a_shell_are_quoted_for_it() -> None:
+    found = enter(SshTarget(SshOptions(host="me@box", engine="docker", python="/opt/my py/python")))
     *_, host, command = found.call("-c", "print('a b')")
     assert host == "box"
     assert command == (
@@ -89,9 +74,9 @@ def test_words_for_a_shell_are_quoted_for_it(at: Any) -> None:
     assert found.url.startswith("/home/me/.headway/runs/"), "its folder there, not here"
 
 
-def test_a_target_without_visitors_is_said(at: Any) -> None:
-    with pytest.raises(BadInput, match="local, docker, ssh or kubernetes") as refused:
-        at("vertex", None)
+def test_a_target_without_visitors_is_said() -> None:
+    with pytest.raises(BadInput, match="night is on t, a target that has no notebooks") as refused:
+        enter(FakeTarget())
     assert "headway pull night" in refused.value.problem.fix
 
 
@@ -99,7 +84,7 @@ def test_keys_that_were_brought_for_a_run_are_found_in_its_ranks_and_nothing_els
     given = {"HEADWAY_RUN_URL": "s3://bucket/night", "HEADWAY_BROUGHT": "KEY,GONE", "KEY": "a=b", "RANK": "0"}
     with subprocess.Popen(["sleep", "600"], env={**os.environ, **given}) as rank:
         try:
-            assert remote_jupyter.brought("s3://bucket/night") == {"KEY": "a=b"}
-            assert remote_jupyter.brought("s3://bucket/other") == {}
+            assert remote_jupyter.injected_variables("s3://bucket/night") == {"KEY": "a=b"}
+            assert remote_jupyter.injected_variables("s3://bucket/other") == {}
         finally:
             rank.kill()

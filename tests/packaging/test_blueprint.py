@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.packaging.dockerfile import ImageSpec, dockerignore, excluded_files, image_of_job
+from headway.packaging.dockerfile import ImageSpec, image_of_job
 
 GOLDEN = Path(__file__).parent / "golden"
 PLAIN = ImageSpec(
@@ -39,12 +39,6 @@ def test_the_dockerfile_is_the_reviewed_one(name: str, image: ImageSpec) -> None
     assert image.dockerfile() == golden.read_text(), f"if this is meant: write it to {golden}"
 
 
-def test_the_dockerignore_is_the_reviewed_one() -> None:
-    own = ["# mine", "", "notes/", "!model.onnx", "/top.txt"]
-    assert dockerignore(own) == (GOLDEN / "full.dockerignore").read_text()
-    assert dockerignore(own).startswith(dockerignore().rstrip("\n"))
-
-
 def test_headway_is_never_installed_by_name() -> None:
     for image in (PLAIN, FULL):
         installs = [line for line in image.dockerfile().splitlines() if "pip install" in line]
@@ -74,8 +68,3 @@ def test_by_default_the_base_is_the_python_that_planned() -> None:
         headway="0.1.0", python="3.13.1", platform="linux/amd64",
     )  # fmt: skip
     assert image.base == "python:3.13-slim"
-
-
-def test_data_and_weights_among_the_code_are_named() -> None:
-    names = ["train.py", "model.pt", "data/loader.py", "data/train.parquet", "wandb/run-1/x.json", "assets/icon.png"]
-    assert excluded_files(names) == ["model.pt", "data/train.parquet", "wandb/run-1/x.json"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headway.core.plan import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN, Plan
+from headway.core.plan import BEGINNING, BY_FRAMEWORK, BY_SCRIPT, EXACT, KERAS, LIGHTNING, TRANSFORMERS, UNKNOWN, Plan
 from headway.packaging.code import archive_path
-from headway.packaging.resume_evidence import kind_of, resume_kind
+from headway.packaging.resume_evidence import integrated, kind_of, resume_kind
 from headway.planning import plan
 from headway.spec import Job
 
@@ -25,8 +26,16 @@ trainer.train({how})
     [
         ("import headway\nrun = headway.start()\n", EXACT),
         ("from headway import start\nrun = start()\n", EXACT),
-        (TRAINER.format(how=""), BEGINNING),
-        (TRAINER.format(how="resume_from_checkpoint=True"), BY_SCRIPT),
+        (TRAINER.format(how=""), TRANSFORMERS),
+        (TRAINER.format(how="resume_from_checkpoint=True"), TRANSFORMERS),
+        ("from trl import SFTTrainer\nSFTTrainer(model).train()\n", TRANSFORMERS),
+        ("from transformers import AutoModel\ntorch.save(AutoModel.from_pretrained('x'), 'y')\n", BEGINNING),
+        ("import lightning as L\nL.Trainer().fit(model)\n", LIGHTNING),
+        ("import pytorch_lightning as pl\npl.Trainer().fit(model)\n", LIGHTNING),
+        ("from lightning.fabric import Fabric\n", BEGINNING),
+        ("from tensorflow import keras\nmodel = keras.Sequential()\nmodel.fit(x, y)\n", KERAS),
+        ("import tensorflow as tf\ntf.linalg.svd(x)\n", BEGINNING),
+        ("from sklearn.svm import SVC\nSVC().fit(x, y)\n", BEGINNING),
         ("from transformers.trainer_utils import get_last_checkpoint\n", BY_SCRIPT),
         ("import torch\nmodel.load_state_dict(torch.load('model.pt'))\n", BY_SCRIPT),
         ("import torch\ntorch.save(model.state_dict(), 'models/model.pt')\n", BEGINNING),
@@ -40,6 +49,9 @@ trainer.train({how})
         ("import os\nout = os.environ['HEADWAY_RUN_DIR']\n", BY_SCRIPT),
         ("import pickle\npickle.dump(state, f)\nstate = pickle.load(f)\n", BY_SCRIPT),
         ("import pickle\nrows = pickle.load(f)\n", BEGINNING),
+        ("import numpy as np\nnp.savez('x', **params)\nparams = np.load('x.npz')\n", BY_SCRIPT),
+        ("from flax import serialization\nserialization.to_bytes(x)\nserialization.from_bytes(x, y)\n", BY_SCRIPT),
+        ("import equinox as eqx\neqx.tree_serialise_leaves(f, m)\neqx.tree_deserialise_leaves(f, m)\n", BY_SCRIPT),
         ('"""Does not resume."""\n# torch.load is for later\nprint(1)\n', BEGINNING),
         ("def broken(:\n    torch.load('model.pt')\n", BY_SCRIPT),  # for another Python than ours
         ("", BEGINNING),
@@ -47,6 +59,23 @@ trainer.train({how})
 )
 def test_what_a_script_says_of_itself_decides(text: str, kind: str) -> None:
     assert resume_kind("train.py", (), {"train.py": text}) == kind
+
+
+@pytest.mark.parametrize(
+    ("job", "kinds"),
+    [
+        ({}, (TRANSFORMERS, LIGHTNING, KERAS)),
+        ({"env": {"HEADWAY_INTEGRATIONS": "0"}}, ()),
+        ({"resources": {"nodes": 1, "processes": "auto", "accelerator": {"kind": "T4", "count": 1}}}, BY_FRAMEWORK),
+        ({"resources": {"nodes": 2}}, (TRANSFORMERS, LIGHTNING)),  # Keras' integration is for one process
+        ({"resources": {"processes": 2}}, (TRANSFORMERS, LIGHTNING)),
+        ({"resources": {"processes": "auto", "accelerator": {"kind": "T4", "count": 4}}}, (TRANSFORMERS, LIGHTNING)),
+    ],
+)
+def test_an_integration_counts_where_it_is_on(job: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    assert integrated(job) == kinds
+    without = resume_kind("train.py", (), {"train.py": TRAINER.format(how="")}, integrated(job))
+    assert without == (TRANSFORMERS if kinds else BEGINNING)
 
 
 def test_modules_that_the_script_imports_count_and_others_do_not() -> None:

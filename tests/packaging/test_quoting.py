@@ -13,7 +13,8 @@ import pytest
 from headway.bundle.format import RECORD, Bundle
 from headway.cli import main
 from headway.core.errors import BAD_INPUT, BadBundle, BadInput
-from headway.packaging.dockerfile import ImageSpec, label_instruction, quote, run_instruction
+from headway.core.quoting import quote_for_dockerfile as quote
+from headway.packaging.dockerfile import ImageSpec, label_instruction, run_instruction
 from headway.serving.deploy.image import serving_image
 from tests.deploy.bundles import small_bundle
 from tests.deploy.test_image import ANY

@@ -28,7 +28,7 @@ BAD = {
     "us-docker.pkg.dev/my-project/my-repo/captions:v1": "tag or digest",
     "us-east-docker.pkg.dev/my-project/my-repo/captions": "'us-east'",
     "ghcr.io/somebody/captions:v1": "tag or digest",
-    "captions": "which registry",
+    "captions": "does not name a registry",
     "https://ghcr.io/somebody/captions": "write ghcr.io/somebody/captions",
     "ghcr.io/Somebody/captions": "write ghcr.io/somebody/captions",
     "ghcr.io/some body/captions": "cannot name an image",

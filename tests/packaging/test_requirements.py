@@ -89,15 +89,15 @@ def test_a_good_file_and_those_it_includes_are_found_in_order(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("-e .", "not there when the image is built"),
-        ("--editable=./lib", "not there when the image is built"),
-        ("./wheels/x.whl", "not there when the image is built"),
-        ("x @ file:///tmp/x.whl", "not there when the image is built"),
+        ("-e .", "not available when the image is built"),
+        ("--editable=./lib", "not available when the image is built"),
+        ("./wheels/x.whl", "not available when the image is built"),
+        ("x @ file:///tmp/x.whl", "not available when the image is built"),
         ("--extra-index-url https://me:hunter2@example.com/simple", "a password"),
         ("headway[train]>=0.1", "its own wheel"),
         ("Headway", "its own wheel"),
         ("-r missing.txt", "missing.txt is not there"),
-        ("-r ../outside.txt", "leads out"),
+        ("-r ../outside.txt", "is outside"),
     ],
 )
 def test_what_cannot_work_in_an_image_is_said_with_its_line(tmp_path: Path, line: str, said: str) -> None:

@@ -39,9 +39,19 @@ def test_prepared_data_is_known_by_its_own_fingerprint(prepared: Path) -> None:
     assert data_fingerprint(str(prepared)) == stated
 
 
+@pytest.mark.torch
 def test_a_plan_pins_it(prepared: Path, tmp_path: Path) -> None:
-    made = plan(job(tmp_path, train=(Source(source=str(prepared)),)))
+    made = plan(
+        job(tmp_path, train=(Source(source=str(prepared)),), val=(Source(source=str(prepared), split="train"),))
+    )
     assert made.data == {str(prepared): data_fingerprint(str(prepared))}
+
+
+def test_training_data_without_the_split_to_validate_on_is_said_before_anything_starts(
+    prepared: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadJob, match=r"data\.val: .* has no rows in 'val'"):
+        plan(job(tmp_path, train=(Source(source=str(prepared)),)))
 
 
 def test_all_that_the_data_does_not_have_is_said_at_once(prepared: Path, tmp_path: Path) -> None:
@@ -49,12 +59,12 @@ def test_all_that_the_data_does_not_have_is_said_at_once(prepared: Path, tmp_pat
     with pytest.raises(BadJob) as caught:
         plan(job(tmp_path, train=sources, val=(Source(source=str(prepared)),)))
     told = str(caught.value)
-    for words in ("no rows in 'dev'", "cannot be chosen by 'colour'", "no rows in 'val'", "data.train[1]"):
+    for words in ("no rows in 'dev'", "cannot be filtered by 'colour'", "no rows in 'val'", "data.train[1]"):
         assert words in told
 
 
 def test_data_of_another_kind_is_refused(prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadJob, match="holds captions, and this recipe learns grades"):
+    with pytest.raises(BadJob, match="has captions, but this recipe needs grades"):
         plan(job(tmp_path, "grading", train=(Source(source=str(prepared)),)))
 
 

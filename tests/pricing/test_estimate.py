@@ -17,6 +17,7 @@ from headway.pricing.estimate import (
     flops_per_example,
     length_of,
     loading_core_s,
+    model_sizes,
     past_runs,
     path,
     remember,
@@ -174,13 +175,21 @@ def test_a_bigger_model_counts_for_more() -> None:
     assert words
     assert words < small < big
     assert flops_per_example({"lr": 1}) is None
-    tiny, base = (flops_per_example({"subwords": 1000, "model_size": size}) for size in ("tiny", "base"))
-    wide = flops_per_example({"subwords": 1000, "model_size": "tiny", "d_model": 512})
-    assert tiny
-    assert base
-    assert wide
-    assert tiny < wide < base
     assert sustained_tflops("unheard-of") is None
+
+
+def flops_of(recipe: str, **config: Any) -> float:
+    return flops_per_example(model_sizes({"recipe": recipe, "config": config})) or 0.0
+
+
+def test_a_recipe_derives_the_sizes_that_are_counted_from_its_settings() -> None:
+    tiny, base = (flops_of("translation", model_size=size) for size in ("tiny", "base"))
+    assert 0 < tiny < flops_of("translation", model_size="tiny", d_model=512) < base
+    assert loading_core_s(model_sizes({"recipe": "translation", "config": {}})) == 0.0, "sentences are read in no time"
+    full, small = (flops_of("grading", model_size=size) for size in ("full", "small"))
+    assert full / small == pytest.approx(16 * (224 / 128) ** 2), "a quarter of the channels, at most 128 pixels"
+    assert flops_of("grading", views="single") < full
+    assert flops_of("grading", model_size="small", back="efficientnet_lite0") > small
 
 
 def test_what_the_cores_cannot_read_fast_enough_no_gpu_makes_up_for() -> None:
@@ -197,7 +206,6 @@ def test_what_the_cores_cannot_read_fast_enough_no_gpu_makes_up_for() -> None:
     alone = estimate(job, Device(kind=None, count=8))
     assert alone is not None
     assert alone.hours > large.hours
-    assert loading_core_s({"model_size": "small", "subwords": 1000}) == 0.0, "sentences are read in no time"
 
 
 def test_an_export_that_took_long_is_kept_in_reserve_of_a_budget() -> None:

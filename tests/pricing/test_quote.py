@@ -10,8 +10,8 @@ import pytest
 from headway.pricing.quote import Quote, compare_regions, quote, region_of
 from headway.pricing.table import accelerators_of, load, machine_for, machine_with, update
 from headway.spec import Job, Resources
-from headway.spec.fields import ACCELERATORS
 from headway.spec.model import Accelerator
+from headway.spec.units import ACCELERATORS
 
 JOB = Job(name="j", script="t.py", resources=Resources(accelerator=Accelerator(kind="T4"), machine="n1-standard-8"))
 EAST = {"region": "us-east1"}

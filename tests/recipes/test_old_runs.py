@@ -21,7 +21,7 @@ from headway.artifacts.evaluate import evaluate, predict
 from headway.artifacts.export import export_run
 from headway.artifacts.predictor import open_service
 from headway.artifacts.report import as_job_file
-from headway.bundle.format import Bundle, Entry
+from headway.bundle.format import Bundle, BundleFile
 from headway.core.errors import BadJob
 from headway.core.plan import Plan
 from headway.data.synthetic import cards, leaves, scenes
@@ -139,6 +139,6 @@ def old_bundle(pair: Pair, folder: Path) -> Path:
     shutil.copytree(pair.new / "export", folder)
     (folder / "config.json").write_text(json.dumps(json.loads(pair.record)["job"]["config"]))
     record = json.loads((folder / "bundle.json").read_text())
-    record["files"]["config.json"] = Entry.of(folder / "config.json").as_json()
+    record["files"]["config.json"] = BundleFile.of(folder / "config.json").as_json()
     (folder / "bundle.json").write_text(json.dumps(record))
     return folder

@@ -14,7 +14,7 @@ from headway.core.plan import Plan
 from headway.plugins import RECIPES
 from headway.pricing.estimate import work_of
 from headway.spec import from_plain, loads, to_plain, undump
-from headway.spec.fields import keys_of
+from headway.spec.constraints import keys_of
 from headway.spec.renamed import FormerKey, Renamed, current_config
 
 RECORDS = sorted((Path(__file__).parent / "old_records").glob("*.json"))  # plans of the version before the new names

@@ -31,6 +31,7 @@ def test_a_config_is_frozen_has_defaults_and_explains_every_field(name: str) -> 
     assert not [field.name for field in fields(config) if not comments.get(field.name)]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", list(RECIPES))
 @pytest.mark.parametrize("part", ["train", "rebuild", "bundle", "evaluate", "predictor"])
 def test_what_a_recipe_names_exists(name: str, part: str) -> None:

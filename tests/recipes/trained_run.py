@@ -11,6 +11,7 @@ import pytest
 
 from headway.spec import Data, Source
 from tests.recipes.folders import captioning_job, run_folder
+from tests.shared import made_once
 
 # A dozen seconds of one core, and yet it learns to say what a lone thing is and where.
 LEARNS = {
@@ -29,22 +30,15 @@ LEARNS = {
 LONE = (Source(source="builtin:scenes", where={"kind": "one"}),)
 
 
-_TRAINED: list[Path] = []
-
-
 def trained_run(factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run, trained once for the whole session."""
-    if not _TRAINED:
-        _TRAINED.append(_train(factory))
-    return _TRAINED[0]
+    return made_once(factory, "captions-1", _train)
 
 
-def _train(factory: pytest.TempPathFactory) -> Path:
+def _train(folder: Path) -> None:
     """By a rank of its own, as the supervisor would start it."""
-    job = captioning_job(Data(train=LONE, val=LONE, test=LONE), **LEARNS)
-    folder = run_folder(factory.mktemp("runs") / "captions-1", job)
+    run_folder(folder, captioning_job(Data(train=LONE, val=LONE, test=LONE), **LEARNS))
     env = {**os.environ, "HEADWAY_RUN_URL": str(folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "headway.recipes.__main__"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return folder

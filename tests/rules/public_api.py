@@ -21,7 +21,7 @@ SECTIONS: dict[str, dict[str, str | tuple[str, ...]]] = {
     "Jobs, plans and runs": {
         "headway": ALL,
         "headway.planning": ALL,
-        "headway.core.plan": ("in_plan", "again"),
+        "headway.core.plan": ("describe_resume", "describe_next_start"),
         "headway.core.types": DEFINED,
         "headway.core.errors": DEFINED,
     },
@@ -32,7 +32,11 @@ SECTIONS: dict[str, dict[str, str | tuple[str, ...]]] = {
         "headway.training.export": ("Bundle",),
     },
     "Recorded runs and notebooks": {"headway.dashboard.notebook.run": DEFINED},
-    "Exported models": {"headway.bundle": ALL, "headway.bundle.format": ("Entry",), "headway.bundle.publish": DEFINED},
+    "Exported models": {
+        "headway.bundle": ALL,
+        "headway.bundle.format": ("BundleFile",),
+        "headway.bundle.publish": DEFINED,
+    },
     "Storage": {"headway.storage": ALL},
     "Plug-in points": {
         "headway.plugins": DEFINED,

@@ -73,4 +73,4 @@ def test_the_table_of_timing_names_says_the_defaults() -> None:
     kubernetes = {"reaper_poll": reaper.POLL_S, "reaper_wait": reaper.START_WAIT_S, "fuse": manifests.GUARD_TTL_S}
     assert {name: table[name] for name in kubernetes} == kubernetes
     supervised = ",".join(f"{name}={value:g}" for name, value in table.items() if name not in kubernetes)
-    assert _settings({"HEADWAY_TIMING": supervised}) == SupervisorSettings()
+    assert _settings({"HEADWAY_TIMING": supervised}, {}) == SupervisorSettings()

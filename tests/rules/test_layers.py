@@ -29,6 +29,7 @@ ORDER = (
     "targets",
     "planning",
     "launcher",
+    "integrations",  # runs in the program's own interpreter: the standard library alone
     "supervisor",
     "training",
     "backbones",
@@ -43,7 +44,7 @@ ORDER = (
 )
 # What runs on the machine that trains never imports what starts it.
 FORBIDDEN = ("targets", "planning", "launcher", "cli")
-BESIDE_THE_MODEL = ("supervisor", "data", "metrics", "training", "backbones", "artifacts", "recipes")
+BESIDE_THE_MODEL = ("integrations", "supervisor", "data", "metrics", "training", "backbones", "artifacts", "recipes")
 HEAVY = {"torch", "numpy", "safetensors", "PIL", "pyarrow", "dask"}
 TRAINS = ("training", "backbones", "artifacts", "recipes", "serving")  # import torch
 MAY_IMPORT_HEAVY = (
@@ -55,7 +56,14 @@ MAY_IMPORT_HEAVY = (
     "tools.verify_checks",  # compares checkpoints
 )
 # Sent to another machine, or started as a file: the standard library alone.
-SINGLE_FILES = ("supervisor.rank_entry", "supervisor.orphan_reaper", "targets.ssh.agent", "targets.vertex.boot")
+SINGLE_FILES = (
+    "supervisor.rank_entry",
+    "supervisor.orphan_reaper",
+    "targets.ssh.agent",
+    "targets.vertex.boot",
+    "integrations.hook",
+    "integrations.rank_path.sitecustomize",
+)
 
 
 def modules() -> list[str]:

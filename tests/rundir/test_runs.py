@@ -6,19 +6,20 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headway.core import platform
 from headway.core.errors import BadPlan, RunBusy, UnknownRun
-from headway.core.types import State
+from headway.core.types import Handle, State, Status
 from headway.launcher import lifecycle
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir import lease, submission
 from headway.rundir.index import RunIndex, RunRow
-from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
-from headway.rundir.status import StatusPoller, find, folder_status, rows_below
+from headway.rundir.layout import PLAN, SUBMISSION, RunFolder, SegmentWriter
+from headway.rundir.status import StatusPoller, end_check, find, folder_status, is_local_key, local_dir, rows_below
 from headway.storage import open_store
 from headway.targets.fake import FakeBehaviour, FakeTarget
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
@@ -53,6 +54,41 @@ def test_a_run_is_found_by_name_prefix_folder_url_and_as_the_last(known: Callabl
     assert find("./runs/cap-1").url == find(first).url == find(f"{first}/").url == first
     assert find(f"file://{first}").url == first
     assert (find("gs://bucket/runs/x-1/").name, find("s3://bucket/x-1").url) == ("x-1", "s3://bucket/x-1")
+
+
+def test_files_that_any_registered_target_keeps_on_one_machine_are_not_the_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(TARGETS, "added", FAKE)
+    for kind in TARGETS:
+        assert is_local_key(local_dir(str(tmp_path), kind).relative_to(tmp_path).joinpath("pid").as_posix())
+    assert not any(is_local_key(key) for key in (PLAN, SUBMISSION, "events/0001", "files/local/pid", "locals/x"))
+
+
+def test_a_follower_asks_the_target_seldom_and_ends_with_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    recorded: list[SimpleNamespace | None] = [None]
+    clock = [0.0]
+    monkeypatch.setattr("headway.rundir.status.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("headway.rundir.status.read_status_inputs", lambda folder: SimpleNamespace(end=recorded[0]))
+
+    def status(handle: Handle) -> Status:
+        asked.append(handle.run)
+        return Status(state=State.RUNNING)
+
+    handle = Handle(target="fake", run="r", url=str(tmp_path), details={})
+    ended = end_check(handle, status, folder_poll_s=1.0, status_poll_s=10.0)
+    assert [ended() for clock[0] in (0.0, 0.5, 1.0, 9.0)] == [False] * 4
+    assert asked == ["r"], "once at the start, then not before ten seconds have passed"
+    clock[0] = 10.0
+    assert not ended()
+    assert asked == ["r", "r"]
+    recorded[0] = SimpleNamespace(state=State.FINISHED)
+    clock[0] = 11.0
+    assert ended()
+    assert asked == ["r", "r"], "the folder is enough"
 
 
 def test_a_name_that_is_also_a_prefix_means_the_run_of_that_name(known: Callable[..., str]) -> None:
@@ -205,7 +241,7 @@ def test_a_holder_elsewhere_is_lost_only_after_it_was_quiet_for_long_enough(fold
 
 
 def test_damage_is_said_and_is_not_taken_for_absence(folder: RunFolder) -> None:
-    folder.store.write(INTENT, b"{ half a reco")
+    folder.store.write(SUBMISSION, b"{ half a reco")
     assert folder_status(folder).state is State.PENDING, "the plan still says where the run belongs"
     folder.store.write(PLAN, b"\x00\x01")
     with pytest.raises(BadPlan, match="not a plan"):

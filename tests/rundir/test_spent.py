@@ -89,7 +89,7 @@ def lost(target: FakeTarget, hold: RunHandle, seconds: float, **more: object) ->
 
 def free_by_target(hold: RunHandle) -> None:
     """As Kubernetes, Slurm, Vertex AI and ssh do once nothing of a run is left there."""
-    status.release_dead_lease(hold.handle)
+    status.release_dead_lease(hold.target_handle)
 
 
 def free_by_docker(hold: RunHandle) -> None:
@@ -101,7 +101,7 @@ def free_by_docker(hold: RunHandle) -> None:
         host="0123456789ab",
         pid=1,
     )
-    resources.release_lease(replace(hold.handle, details={"containers": ["0123456789abcdef"]}))
+    resources.release_lease(replace(hold.target_handle, details={"containers": ["0123456789abcdef"]}))
 
 
 def free_by_waiting(hold: RunHandle) -> None:
@@ -175,7 +175,7 @@ def test_a_spent_budget_is_refused_and_says_how_to_go_on(plan_of: Callable[..., 
     ended_after(hold, target, 3590.0)
     with pytest.raises(BadInput, match=r"spent: 1.00 of 1.00 hours(.|\n)*--budget-hours 2"):
         lifecycle.resume(hold.url, target=target)
-    assert target.found() == []
+    assert target.list_runs() == []
 
 
 def test_with_a_new_total_it_goes_on_and_the_folder_knows(plan_of: Callable[..., Plan], target: FakeTarget) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headway.core.errors import Denied, StoreError, Transient
-from headway.storage import Entry, Store
+from headway.storage import ObjectInfo, Store
 
 HANG_AT_MOST_S = 60.0  # a hang that nobody ends must not outlive the test
 
@@ -49,7 +49,7 @@ class FaultyStore:
         self.hanging = threading.Event()  # set as soon as a write hangs
         self.released = threading.Event()  # set it to let hanging writes go on
         self._lock = threading.Lock()
-        self._frozen: list[Entry] | None = None
+        self._frozen: list[ObjectInfo] | None = None
         self.stale_listing = stale_listing
 
     @property
@@ -86,11 +86,11 @@ class FaultyStore:
             raise Transient(f"injected: the answer to write {number}, of {key}, is lost", where=self.url)
         return version
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         self._begin("stat", key)
         return self.store.stat(key)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         self._begin("list", prefix)
         if self.deny_listing:
             raise Denied("injected: may not list", where=self.url)

@@ -27,6 +27,7 @@ from typing import Any
 import schemathesis
 
 from tests.serving.conftest import b64, png
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ("image", "front", "back")
@@ -161,9 +162,7 @@ def server(bundle: Path, log: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
     url = f"http://127.0.0.1:{port}"
     try:
-        while not answers(f"{url}/ready"):
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.1)
+        wait_until(lambda: answers(f"{url}/ready") or process.poll() is not None, log.read_text)
         yield url
         assert process.poll() is None, log.read_text()
     finally:

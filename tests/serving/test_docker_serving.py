@@ -19,12 +19,13 @@ pytest.importorskip("tokenizers")
 
 from headway.artifacts.evaluate import predict  # noqa: E402
 from headway.cli import main  # noqa: E402
-from tests.contract.suite import eventually  # noqa: E402
 from tests.serving.test_services import MADE, picture  # noqa: E402
 from tests.testbed.docker import BASE, HOST, TORCH_IS_MOUNTED, docker, docker_host  # noqa: E402
+from tests.waiting import wait_until  # noqa: E402
 
 __all__ = ["docker_host"]
 pytestmark = [
+    pytest.mark.docker,
     *TORCH_IS_MOUNTED,
     pytest.mark.timeout(900),  # all that a server needs is fetched and installed
 ]
@@ -54,7 +55,7 @@ def container() -> Iterator[Callable[..., str]]:
         asked = ("--detach", "--publish", "127.0.0.1::8080", "--cap-drop", "ALL", *torch_there)
         started.append(docker("run", *asked, *words, image).strip())
         address = f"http://{docker('port', started[-1], '8080').strip()}"
-        eventually(lambda: _ready(address, started[-1]), f"{image} answers")
+        wait_until(lambda: _ready(address, started[-1]), f"{image} answers")
         return address
 
     yield begin

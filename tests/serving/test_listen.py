@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from headway.cli import main
+from headway.core.errors import BadInput
 from headway.serving.server import Address, listen
 
 
@@ -30,3 +32,31 @@ def test_answers_are_sent_at_once_on_a_connection_that_stays_open() -> None:
                 return await found
 
     assert asyncio.run(accepted()) != 0
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "host"),
+    [
+        ({}, [], "127.0.0.1"),
+        ({"PORT": "8080"}, [], "0.0.0.0"),
+        ({"AIP_HTTP_PORT": "8080"}, [], "0.0.0.0"),
+        ({"PORT": "8080"}, ["--host", "::1"], "::1"),
+    ],
+)
+def test_only_this_machine_is_served_unless_a_platform_or_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    env: dict[str, str],
+    words: list[str],
+    host: str,
+) -> None:
+    def refuse(address: Address) -> socket.socket:
+        raise BadInput(f"asked for {address.host}")
+
+    for name in ("PORT", "AIP_HTTP_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("headway.serving.server.listen", refuse)
+    assert main(["serve", "some/bundle", *words]) == 2
+    assert f"asked for {host}\n" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from PIL import Image  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from headway.artifacts.evaluate import predict  # noqa: E402
-from headway.artifacts.predictor import SERVICE_CLASSES, PredictionError, PredictionService, open_service  # noqa: E402
+from headway.artifacts.predictor import PredictionError, PredictionService, open_service  # noqa: E402
 from headway.bundle.format import Bundle  # noqa: E402
 from headway.core.errors import BadBundle  # noqa: E402
 from headway.plugins import RECIPES  # noqa: E402
@@ -94,7 +94,8 @@ def inputs(recipe: str, folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_every_recipe_is_served() -> None:
-    assert list(SERVICE_CLASSES) == sorted(RECIPES)
+    assert list(RECIPES) == sorted(RECIPES)
+    assert all(recipe.service for recipe in RECIPES.values())
 
 
 def test_a_server_needs_only_its_own_extra(tmp_path: Path) -> None:

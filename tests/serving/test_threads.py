@@ -12,8 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("starlette")
 
-from headway.artifacts.predictor import SERVICE_CLASSES, Answer, Field, Instance, open_service  # noqa: E402
+from headway.artifacts.predictor import Answer, Field, Instance, open_service  # noqa: E402
 from headway.bundle.format import Bundle  # noqa: E402
+from headway.plugins import RECIPES  # noqa: E402
 from headway.serving import batching  # noqa: E402
 from tests.serving.test_services import MADE  # noqa: E402
 
@@ -57,7 +58,7 @@ def test_what_the_user_has_set_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", sorted(SERVICE_CLASSES))
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_takes_the_made_up_input(recipe: str, tmp_path: Path) -> None:
     service = open_service(Bundle.open(str(MADE[recipe](tmp_path / "bundle"))))
     assert " of 4: " in batching.choose_thread_count(service)

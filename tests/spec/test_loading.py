@@ -30,7 +30,7 @@ from headway.spec import (
     load,
     loads,
 )
-from headway.spec.fields import keys_of
+from headway.spec.constraints import keys_of
 from headway.spec.yaml_reader import MAX_BYTES
 from tests.spec.world import CATALOG, Load, Local, Problems
 
@@ -190,7 +190,7 @@ GOOD = "name: x\nrecipe: captioning\n"
         ("data: [a]", "3:7", "data must be a mapping of keys and values, not a list", "{train: …}"),
         ("data: {train: {source: x}}", "3:15", "data.train must be a list, not a mapping", "write train: [{…}]"),
         ("setup: ls", "3:8", "setup must be a list, not the text 'ls'", "write setup: [ls]"),
-        ("setup: [[ls]]", "3:9", "setup.0 must be text, not a list", "write it as in 0: text"),
+        ("setup: [[ls]]", "3:9", "setup.0 must be text, not a list", "write ls, each an item"),
         ("env: [A]", "3:6", "env must be a mapping of keys and values", "{…}"),
         ("budget: {usd: cheap}", "3:15", "budget.usd must be a number", "usd: 0.5"),
         ("resources: {processes: many}", "3:24", "must be a whole number, at least 1, or 'auto'", "1 or auto"),
@@ -223,13 +223,13 @@ GOOD = "name: x\nrecipe: captioning\n"
         ("mounts: [{at: /d, nfs: server}]", "3:24", "mounts.0.nfs must be SERVER:/EXPORT", "write server:/export"),
         ("env: {A-B: x}", "3:7", "'A-B' is not the name of an environment variable", "OMP_NUM_THREADS"),
         ("requirements: none.txt", "3:15", "there is no file", "name a file, relative to the job file"),
-        (f"requirements: {'x' * 300}", "3:15", "cannot be looked at: File name too long", "relative to the job file"),
+        (f"requirements: {'x' * 300}", "3:15", "cannot be read: File name too long", "relative to the job file"),
         ("requirements: .", "3:15", "is a folder", "name a file, relative to the job file"),
         ("requirements: ../x", "3:15", "must be a file below the job file's folder", "write train.py"),
         ("requirements: /etc/passwd", "3:15", "must be a file below the job file's folder", "write train.py"),
         # keys
         ("ouputs: x", "3:1", "unknown key 'ouputs'", "did you mean outputs?"),
-        ("zzz: x", "3:1", "unknown key 'zzz'", "remove it; there are name, recipe"),
+        ("zzz: x", "3:1", "unknown key 'zzz'", "remove it; the keys are name, recipe"),
         ("checkpoint: {keep-last: 2}", "3:14", "unknown key 'keep-last' in checkpoint", "did you mean keep_last?"),
         ("data: {train: [{weight: 2}]}", "3:16", "data.train.0.source is missing", "add source: a folder"),
         ("data: {train: [{sauce: x}]}", "3:17", "unknown key 'sauce' in data.train.0", "did you mean source?"),
@@ -285,7 +285,12 @@ def test_a_wrong_line_is_one_problem_with_its_place_and_what_to_write(
     ("text", "place", "what", "fix"),
     [
         ("recipe: captioning\n", "1:1", "name is missing", "add name: a name of lower case letters"),
-        ("name: x\n", "1:1", "one of recipe and script is missing", "add recipe: … or script: …"),
+        (
+            "name: x\n",
+            "1:1",
+            "one of recipe, script, module, notebook and command is missing",
+            "add recipe: … or script: …",
+        ),
         ("name: x\nrecipe: translating\n", "2:9", "unknown recipe 'translating'", "write one of captioning"),
         ("name: x\nrecipe: 5\n", "2:9", "recipe must be text, not 5", 'write recipe: "5"'),
         ("name: x\nscript: no.py\n", "2:9", "there is no file", "relative to the job file"),
@@ -293,9 +298,9 @@ def test_a_wrong_line_is_one_problem_with_its_place_and_what_to_write(
         ("name: My Job\nscript: train.py\n", "1:7", "name must be a name", "write my-job"),
         (f"name: {'x' * 41}\nscript: train.py\n", "1:7", "at most 40", f"write {'x' * 40}"),
         ("name: x-\nscript: train.py\n", "1:7", "name must be a name", "write x"),
-        ("", "1:1", "the file is empty", "headway init"),
-        ("# nothing\n", "1:1", "the file is empty", "headway init"),
-        ("---\n", "1:1", "the file is empty", "headway init"),
+        ("", "1:1", "the file is empty", "start with name: my-job"),
+        ("# nothing\n", "1:1", "the file is empty", "start with name: my-job"),
+        ("---\n", "1:1", "the file is empty", "start with name: my-job"),
         ("- a\n", "1:1", "a job file is a mapping", "start with name: my-job"),
         ("just text\n", "1:1", "a job file is a mapping", "start with name: my-job"),
     ],
@@ -343,7 +348,7 @@ def test_ordinary_variables_are_not_taken_for_secrets(read: Load) -> None:
 
 def test_a_name_in_env_and_in_secrets_is_refused(problems: Problems) -> None:
     found = problems(f"{GOOD}env: {{A: x}}\nsecrets: {{A: env:A}}\n")
-    assert "A stands in env and in secrets" in found["4:11"].what
+    assert "A is both in env and in secrets" in found["4:11"].what
 
 
 def test_a_problem_behind_an_alias_is_told_once(problems: Problems) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import BadPlan
@@ -28,10 +28,10 @@ from headway.spec import (
     Source,
     TargetEntry,
     dump,
-    fields,
     from_plain,
     to_plain,
     undump,
+    units,
 )
 from tests.spec.world import Config, Load, Schedule
 
@@ -51,7 +51,7 @@ ANYTHING = st.recursive(
     max_leaves=6,
 )
 MAPPINGS = st.dictionaries(NAMES, ANYTHING, max_size=3)
-ACCELERATORS = st.builds(Accelerator, kind=st.sampled_from(fields.ACCELERATORS), count=COUNTS)
+ACCELERATORS = st.builds(Accelerator, kind=st.sampled_from(units.ACCELERATORS), count=COUNTS)
 MAYBE = st.none() | WORDS
 
 
@@ -109,7 +109,6 @@ JOBS = st.builds(
 )
 
 
-@settings(max_examples=40)
 @given(JOBS)
 def test_a_job_survives_being_written_as_json(job: Job) -> None:
     assert undump(json.loads(json.dumps(dump(job)))) == job

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import pytest
 
 from headway.core.errors import BadJob
-from headway.plugins import shipped
+from headway.plugins import built_in_catalog
 from headway.spec import Job, loads, schema
-from headway.spec.fields import EXPANDED, keys_of, union_members, unmarked
+from headway.spec.constraints import EXPANDED, keys_of, union_members, unmarked
 from headway.spec.model import Accelerator, Cadence, TargetEntry
 from headway.spec.validate import WHERE_EXPANDED
 from tests.spec.world import CATALOG
@@ -36,7 +36,7 @@ def test_the_reference_is_up_to_date() -> None:
 
 def test_the_reference_names_every_key() -> None:
     text = PAGE.read_text()
-    settings = [load() for table in (shipped().recipes, shipped().targets) for load in table.values()]
+    settings = [load() for table in (built_in_catalog().recipes, built_in_catalog().targets) for load in table.values()]
     names = {path.rpartition(".")[2] for cls in (Job, *settings) for path, _ in keys(cls)} - set(keys_of(TargetEntry))
     assert [name for name in sorted(names) if f"| `{name}` |" not in text] == []
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from headway.cli.run import templates
 from headway.core.errors import BadJob, Problem
 from headway.spec import loads, schema, yaml_reader
 from headway.spec.model import Job, Source
@@ -18,7 +19,7 @@ from tests.spec.test_loading import WHOLE
 from tests.spec.world import CATALOG, Cluster, Config
 
 ROOT = Path(__file__).parents[2]
-JOB_FILES = sorted([*(ROOT / "examples").glob("*.yaml"), *(ROOT / "src/headway/spec/templates").glob("*.yaml")])
+JOB_FILES = sorted([*(ROOT / "examples").glob("*.yaml"), *templates().values()])
 SCHEMA = Draft202012Validator(schema.job_schema(CATALOG))
 
 
@@ -46,10 +47,10 @@ def test_the_published_schema_is_a_schema() -> None:
 
 
 def test_there_are_examples_and_templates() -> None:
-    assert {path.name for path in JOB_FILES} >= {"captions.yaml", "captioning.yaml", "script.yaml"}
+    assert {path.name for path in JOB_FILES} >= {"captions.yaml", "template.yaml", "script.yaml"}
 
 
-@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_example_and_template_validates(path: Path) -> None:
     published = Draft202012Validator(json.loads(schema.PATH.read_text()))
     assert [error.message for error in published.iter_errors(as_an_editor_sees(path.read_text()))] == []
@@ -168,7 +169,7 @@ def test_comments_beside_and_above_a_field_describe_it() -> None:
 
 def test_a_docstring_that_dataclasses_made_up_says_nothing() -> None:
     assert summary(Cluster) == ""
-    assert summary(Job) == "What headway.yaml says."
+    assert summary(Job) == "A job: the contents of headway.yaml."
 
 
 def test_defaults_are_shown_as_they_would_be_typed() -> None:

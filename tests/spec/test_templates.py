@@ -10,31 +10,33 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.run import SCRIPT, SCRIPT_TEMPLATES, templates
+from headway.plugins import RECIPES
 from headway.spec import Job, load
 
-TEMPLATES = Path(__file__).parents[2] / "src" / "headway" / "spec" / "templates"
-KINDS = sorted(path.stem for path in TEMPLATES.glob("*.yaml"))
+TEMPLATES = templates()
 
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    shutil.copy(TEMPLATES / "train.py", tmp_path)
+    shutil.copy(SCRIPT_TEMPLATES / "train.py", tmp_path)
     return tmp_path
 
 
-def test_there_is_a_template_for_recipes_and_for_a_script() -> None:
-    assert set(KINDS) >= {"captioning", "classification", "script", "translation"}
+def test_there_is_a_template_for_every_recipe_and_for_a_script() -> None:
+    assert set(TEMPLATES) == {*RECIPES, SCRIPT}
+    assert all(load(TEMPLATES[name]).recipe == name for name in RECIPES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_template_is_a_job(begun: Path, kind: str) -> None:
-    shutil.copy(TEMPLATES / f"{kind}.yaml", begun / "headway.yaml")
+    shutil.copy(TEMPLATES[kind], begun / "headway.yaml")
     assert isinstance(Job.load(begun / "headway.yaml"), Job)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPLATES)
 def test_what_a_template_has_commented_out_works_when_it_is_put_in(begun: Path, kind: str) -> None:
-    text = (TEMPLATES / f"{kind}.yaml").read_text()
+    text = (TEMPLATES[kind]).read_text()
     whole = re.sub(r"^# ( *[A-Za-z_]+:)", r"\1", text, flags=re.MULTILINE)
     assert whole.count("\n") == text.count("\n")
     (begun / "headway.yaml").write_text(whole)
@@ -44,13 +46,13 @@ def test_what_a_template_has_commented_out_works_when_it_is_put_in(begun: Path, 
 
 
 def test_every_setting_of_the_script_template_is_explained_or_plain() -> None:
-    code = (TEMPLATES / "train.py").read_text()
+    code = (SCRIPT_TEMPLATES / "train.py").read_text()
     settings = load_settings()
     assert all(f'"{name}": {value}' in code for name, value in settings.items()), "by hand and by headway: the same"
 
 
 def load_settings() -> dict[str, object]:
-    return dict(load(TEMPLATES / "script.yaml").config)
+    return dict(load(TEMPLATES[SCRIPT]).config)
 
 
 @pytest.mark.torch

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.spec import Accelerator, Cadence, fields
+from headway.spec import Accelerator, Cadence, units
 
 SECONDS = st.integers(0, 10**12).map(lambda ms: round(ms / 1000, 3))
 
@@ -23,7 +23,7 @@ SECONDS = st.integers(0, 10**12).map(lambda ms: round(ms / 1000, 3))
     ],
 )
 def test_durations_are_seconds(text: str, seconds: float) -> None:
-    assert fields.duration(text) == seconds
+    assert units.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_durations_are_seconds(text: str, seconds: float) -> None:
     ],
 )
 def test_what_is_no_duration_says_what_to_write(text: str, fix: str) -> None:
-    with pytest.raises(fields.BadUnit) as bad:
-        fields.duration(text)
+    with pytest.raises(units.BadUnit) as bad:
+        units.parse_duration(text)
     assert bad.value.fix == fix
 
 
@@ -58,7 +58,7 @@ def test_what_is_no_duration_says_what_to_write(text: str, fix: str) -> None:
     ],
 )
 def test_sizes_are_bytes(text: str, count: int) -> None:
-    assert fields.size(text) == count
+    assert units.parse_size(text) == count
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_sizes_are_bytes(text: str, count: int) -> None:
     ],
 )
 def test_what_is_no_size_says_what_to_write(text: str, fix: str) -> None:
-    with pytest.raises(fields.BadUnit) as bad:
-        fields.size(text)
+    with pytest.raises(units.BadUnit) as bad:
+        units.parse_size(text)
     assert bad.value.fix == fix
 
 
@@ -91,7 +91,7 @@ def test_what_is_no_size_says_what_to_write(text: str, fix: str) -> None:
     ],
 )
 def test_cadences_are_time_steps_or_epochs(text: str, every: Cadence) -> None:
-    assert fields.cadence(text) == every
+    assert units.parse_cadence(text) == every
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,14 @@ def test_cadences_are_time_steps_or_epochs(text: str, every: Cadence) -> None:
     ],
 )
 def test_what_is_no_cadence_says_what_to_write(text: str, fix: str) -> None:
-    with pytest.raises(fields.BadUnit) as bad:
-        fields.cadence(text)
+    with pytest.raises(units.BadUnit) as bad:
+        units.parse_cadence(text)
     assert bad.value.fix == fix
 
 
 def test_an_accelerator_is_a_kind_and_a_count() -> None:
-    assert fields.accelerator("A100-80GB:8") == Accelerator(kind="A100-80GB", count=8)
-    assert fields.accelerator("T4") == Accelerator(kind="T4", count=1)
+    assert units.parse_accelerator("A100-80GB:8") == Accelerator(kind="A100-80GB", count=8)
+    assert units.parse_accelerator("T4") == Accelerator(kind="T4", count=1)
 
 
 @pytest.mark.parametrize(
@@ -131,25 +131,25 @@ def test_an_accelerator_is_a_kind_and_a_count() -> None:
     ],
 )
 def test_a_mistyped_accelerator_is_guessed(text: str, fix: str) -> None:
-    with pytest.raises(fields.BadUnit) as bad:
-        fields.accelerator(text)
+    with pytest.raises(units.BadUnit) as bad:
+        units.parse_accelerator(text)
     assert bad.value.fix == fix
 
 
 def test_an_accelerator_nobody_knows_gets_the_list() -> None:
-    with pytest.raises(fields.BadUnit) as bad:
-        fields.accelerator("abacus")
-    assert all(kind in bad.value.fix for kind in fields.ACCELERATORS)
+    with pytest.raises(units.BadUnit) as bad:
+        units.parse_accelerator("abacus")
+    assert all(kind in bad.value.fix for kind in units.ACCELERATORS)
 
 
 @given(SECONDS)
 def test_a_duration_survives_being_written(seconds: float) -> None:
-    assert fields.duration(fields.duration_text(seconds)) == seconds
+    assert units.parse_duration(units.format_duration(seconds)) == seconds
 
 
 @given(st.integers(1, 10**19))
 def test_a_size_survives_being_written(count: int) -> None:
-    assert fields.size(fields.size_text(count)) == count
+    assert units.parse_size(units.format_size(count)) == count
 
 
 @given(
@@ -158,41 +158,41 @@ def test_a_size_survives_being_written(count: int) -> None:
     | st.builds(lambda n: Cadence(epochs=n), st.integers(1, 10**12 - 1))
 )
 def test_a_cadence_survives_being_written(every: Cadence) -> None:
-    assert fields.cadence(fields.cadence_text(every)) == every
+    assert units.parse_cadence(units.format_cadence(every)) == every
 
 
-@given(st.builds(Accelerator, kind=st.sampled_from(fields.ACCELERATORS), count=st.integers(1, 9999)))
+@given(st.builds(Accelerator, kind=st.sampled_from(units.ACCELERATORS), count=st.integers(1, 9999)))
 def test_an_accelerator_survives_being_written(wanted: Accelerator) -> None:
-    assert fields.accelerator(fields.accelerator_text(wanted)) == wanted
+    assert units.parse_accelerator(units.format_accelerator(wanted)) == wanted
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(5400, "1h30m"), (90, "1m30s"), (0, "0s"), (600, "10m"), (0.5, "0.5s"), (86400, "1d")]
 )
 def test_durations_are_written_as_people_would(seconds: float, text: str) -> None:
-    assert fields.duration_text(seconds) == text
+    assert units.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(30 * 10**9, "30GB"), (30 * 2**30, "30GiB"), (1234567, "1234567B"), (1500 * 10**6, "1500MB")]
 )
 def test_sizes_are_written_as_people_would(count: int, text: str) -> None:
-    assert fields.size_text(count) == text
+    assert units.format_size(count) == text
 
 
 @pytest.mark.parametrize(
     ("pattern", "read"),
     [
-        (fields.DURATION_PATTERN, fields.duration),
-        (fields.SIZE_PATTERN, fields.size),
-        (fields.CADENCE_PATTERN, fields.cadence),
-        (fields.ACCELERATOR_PATTERN, fields.accelerator),
+        (units.DURATION_PATTERN, units.parse_duration),
+        (units.SIZE_PATTERN, units.parse_size),
+        (units.CADENCE_PATTERN, units.parse_cadence),
+        (units.ACCELERATOR_PATTERN, units.parse_accelerator),
     ],
 )
 @given(text=st.text(alphabet="0123456789.: TABGKMiPhmsdwteposch4", max_size=9))
 def test_the_schema_allows_all_that_is_read(pattern: str, read: Callable[[str], Any], text: str) -> None:
     try:
         read(text)
-    except fields.BadUnit:
+    except units.BadUnit:
         return
     assert re.search(pattern, text.strip())

@@ -1,4 +1,4 @@
-"""Servers are started once a session, and only for the tests that need them."""
+"""Storage without the credentials of the person who runs the tests, and servers to break at will."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from headway.core.retry import RetryPolicy
-from tests.servers import processes
 from tests.servers.gcs import GcsServer
 
 CLOUD_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_", "GCE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_")
@@ -32,18 +31,6 @@ def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
 def folder_name() -> str:
     """A fresh folder in a bucket that all tests share."""
     return f"t-{uuid.uuid4().hex[:12]}/sub folder"
-
-
-@pytest.fixture(scope="session")
-def moto_url() -> Iterator[str]:
-    with processes.moto() as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
-def azurite_url() -> Iterator[str]:
-    with processes.azurite() as url:
-        yield url
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def test_s3rver_ignores_conditions_and_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "S3RVER")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "S3RVER")
     with processes.s3rver() as url:
-        store = open_store("s3://bucket/runs", endpoint=url, patience=QUICK)
+        store = open_store("s3://bucket/runs", endpoint=url, retry=QUICK)
         with pytest.raises(StoreError, match="ignores the conditions of a write"):
             require_conditional_put(store)
         assert list(store.list()) == []

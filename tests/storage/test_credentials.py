@@ -46,10 +46,10 @@ def test_a_service_accounts_key_opens_the_bucket(
 ) -> None:
     gcs, auth = google
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(auth.service_account_file(tmp_path / "key.json")))
-    store = open_store("gs://bucket/x", endpoint=gcs.url, patience=QUICK)
+    store = open_store("gs://bucket/x", endpoint=gcs.url, retry=QUICK)
     store.write("k", b"x")
     assert store.read("k") == b"x"
-    assert open_store("gs://bucket/x/y", endpoint=gcs.url, patience=QUICK).write("k", b"y")
+    assert open_store("gs://bucket/x/y", endpoint=gcs.url, retry=QUICK).write("k", b"y")
     assert len(auth.issued) == 1  # one token for all requests of all stores
 
 
@@ -60,7 +60,7 @@ def test_workload_identity_federation_opens_the_bucket(
     gcs, auth = google
     path = auth.federation_file(tmp_path / "federation.json", impersonate=impersonate)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-    store = open_store("gs://bucket/x", endpoint=gcs.url, patience=QUICK)
+    store = open_store("gs://bucket/x", endpoint=gcs.url, retry=QUICK)
     store.write("k", b"x")
     assert store.read("k") == b"x"
     assert len(auth.issued) == (2 if impersonate else 1)
@@ -75,7 +75,7 @@ def test_a_metadata_server_that_is_not_up_yet_is_asked_again(
     monkeypatch.setenv("GCE_METADATA_IP", host)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # Google's library pauses for whole seconds
     auth.faults.append(Fault(kind="drop", times=7))  # as in the first seconds of a pod
-    store = open_store("gs://bucket/x", endpoint=gcs.url, patience=RetryPolicy(tries=8, first_pause_s=0.01))
+    store = open_store("gs://bucket/x", endpoint=gcs.url, retry=RetryPolicy(tries=8, first_pause_s=0.01))
     store.write("k", b"x")
     assert store.read("k") == b"x"
 
@@ -86,7 +86,7 @@ def test_a_token_about_to_expire_is_renewed(
     gcs, auth = google
     auth.lifetime_s = 30
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(auth.service_account_file(tmp_path / "key.json")))
-    store = open_store("gs://bucket/x", endpoint=gcs.url, patience=QUICK)
+    store = open_store("gs://bucket/x", endpoint=gcs.url, retry=QUICK)
     store.write("k", b"x")
     gcs.tokens.clear()  # the first has expired
     threading.Event().wait(0.15)  # obstore asks at most ten times a second
@@ -101,7 +101,7 @@ def test_a_missing_permission_names_the_account_that_lacks_it(
     gcs.objects.forbidden = {"write"}
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(auth.service_account_file(tmp_path / "key.json")))
     with pytest.raises(Denied, match=f"--member=serviceAccount:{EMAIL} --role=roles/storage.objectUser"):
-        open_store("gs://bucket/x", endpoint=gcs.url, patience=QUICK).write("k", b"x")
+        open_store("gs://bucket/x", endpoint=gcs.url, retry=QUICK).write("k", b"x")
 
 
 def test_a_key_that_google_refuses_says_how_to_log_in(
@@ -112,7 +112,7 @@ def test_a_key_that_google_refuses_says_how_to_log_in(
     auth.faults.append(Fault(kind="refuse", status=400, times=100, body=refusal))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(auth.service_account_file(tmp_path / "key.json")))
     with pytest.raises(Denied, match="gcloud auth application-default login"):
-        open_store("gs://bucket/x", endpoint=gcs.url, patience=QUICK).read("k")
+        open_store("gs://bucket/x", endpoint=gcs.url, retry=QUICK).read("k")
 
 
 def test_no_credentials_say_how_to_log_in_at_once(
@@ -120,7 +120,7 @@ def test_no_credentials_say_how_to_log_in_at_once(
 ) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with pytest.raises(Denied, match="gcloud auth application-default login"):
-        open_store("gs://bucket/x", patience=QUICK).read("k")
+        open_store("gs://bucket/x", retry=QUICK).read("k")
 
 
 def test_a_file_of_credentials_that_is_none_is_not_waited_for(
@@ -129,7 +129,7 @@ def test_a_file_of_credentials_that_is_none_is_not_waited_for(
     (tmp_path / "key.json").write_text("not json")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     with pytest.raises(Denied, match="no Google credentials"):
-        open_store("gs://bucket/x", patience=QUICK).read("k")
+        open_store("gs://bucket/x", retry=QUICK).read("k")
 
 
 def test_a_token_server_out_of_reach_is_transient(
@@ -140,7 +140,7 @@ def test_a_token_server_out_of_reach_is_transient(
     auth.faults.append(Fault(kind="drop", times=1000))
     hasty = RetryPolicy(tries=2, first_pause_s=0.01)
     with pytest.raises(Transient, match="token server"):
-        open_store("gs://bucket/x", endpoint=gcs.url, patience=hasty).read("k")
+        open_store("gs://bucket/x", endpoint=gcs.url, retry=hasty).read("k")
 
 
 def test_without_googles_library_federation_says_what_to_install(
@@ -151,7 +151,7 @@ def test_without_googles_library_federation_says_what_to_install(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
     without(monkeypatch, "google.auth")
     with pytest.raises(MissingExtra, match=r"extra \[gcp\]"):
-        open_store("gs://bucket/x", endpoint=gcs.url, patience=QUICK).read("k")
+        open_store("gs://bucket/x", endpoint=gcs.url, retry=QUICK).read("k")
 
 
 # ── Amazon ───────────────────────────────────────────────────────────────────
@@ -173,7 +173,7 @@ def test_a_profile_of_the_shared_file_signs_the_requests(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "team")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
-    assert list(open_store("s3://bucket/x", patience=QUICK).list()) == []
+    assert list(open_store("s3://bucket/x", retry=QUICK).list()) == []
     assert "Credential=AKIDOFTEAM/" in s3.requests[0].headers["authorization"]
     assert "/eu-west-3/s3/" in s3.requests[0].headers["authorization"]
 
@@ -185,13 +185,13 @@ def test_an_endpoint_given_by_hand_is_stronger_than_the_variable(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
-    assert list(open_store("s3://bucket/x", endpoint=s3.url, patience=QUICK).list()) == []
+    assert list(open_store("s3://bucket/x", endpoint=s3.url, retry=QUICK).list()) == []
 
 
 def test_no_aws_credentials_say_how_to_log_in(s3: LoopbackServer) -> None:
     pytest.importorskip("boto3")
     with pytest.raises(Denied, match="aws sso login"):
-        open_store("s3://bucket/x", endpoint=s3.url, patience=QUICK).read("k")
+        open_store("s3://bucket/x", endpoint=s3.url, retry=QUICK).read("k")
     assert s3.requests == []
 
 
@@ -201,10 +201,10 @@ def test_without_boto3_variables_work_and_a_profile_says_what_to_install(
     without(monkeypatch, "boto3")
     monkeypatch.setenv("AWS_PROFILE", "team")
     with pytest.raises(MissingExtra, match=r"extra \[aws\]"):
-        open_store("s3://bucket/x", endpoint=s3.url, patience=QUICK).read("k")
+        open_store("s3://bucket/x", endpoint=s3.url, retry=QUICK).read("k")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOFENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    assert list(open_store("s3://bucket/x", endpoint=s3.url, patience=QUICK).list()) == []
+    assert list(open_store("s3://bucket/x", endpoint=s3.url, retry=QUICK).list()) == []
     assert "Credential=AKIDOFENV/" in s3.requests[0].headers["authorization"]
 
 
@@ -231,7 +231,7 @@ def test_a_managed_identity_opens_the_container(azure: LoopbackServer, monkeypat
     pytest.importorskip("azure.identity", reason="azure-identity is not installed")
     monkeypatch.setenv("IDENTITY_ENDPOINT", f"{azure.url}/identity")
     monkeypatch.setenv("IDENTITY_HEADER", "secret of the machine")
-    assert list(open_store("az://container@account/x", endpoint=azure.url, patience=QUICK).list()) == []
+    assert list(open_store("az://container@account/x", endpoint=azure.url, retry=QUICK).list()) == []
     assert azure.requests[-1].headers["authorization"] == "Bearer managed-token"
 
 
@@ -239,14 +239,14 @@ def test_the_account_is_told_by_the_url_or_a_variable(azure: LoopbackServer, mon
     monkeypatch.setenv("AZURE_STORAGE_KEY", "bm90IGEga2V5")
     with pytest.raises(BadInput, match="which storage account"):
         open_store("az://container/x", endpoint=azure.url)
-    list(open_store("az://container@first/x", endpoint=azure.url, patience=QUICK).list())
+    list(open_store("az://container@first/x", endpoint=azure.url, retry=QUICK).list())
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "second")
-    list(open_store("az://container/x", endpoint=azure.url, patience=QUICK).list())
+    list(open_store("az://container/x", endpoint=azure.url, retry=QUICK).list())
     signed_by = [request.headers["authorization"].partition(":")[0] for request in azure.requests]
     assert signed_by == ["SharedKey first", "SharedKey second"]
 
 
 def test_a_sas_token_goes_with_every_request(azure: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=2024-01-01&sig=abc%3D")
-    list(open_store("az://container@account/x", endpoint=azure.url, patience=QUICK).list())
+    list(open_store("az://container@account/x", endpoint=azure.url, retry=QUICK).list())
     assert azure.requests[0].query["sig"] == "abc="

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import Conflict, Denied, DiskFull, HeadwayError, NotThere, StoreError, Transient
 from headway.storage import ABSENT, fetch_file, open_store
 from headway.storage.base import LOCK_FILE, TEMPORARY_PREFIX
 from headway.storage.local import FolderStore
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path, tmp_path: Path, as_file: bo
     if as_file:
         (tmp_path / "large").write_bytes(bytes(2 << 20))
         body = tmp_path / "large"
-    with pytest.raises(DiskFull, match="what was there before is whole"):
+    with pytest.raises(DiskFull, match="its previous content is unchanged"):
         store.write("lease.json", body, when=version if when else None)
     assert store.read("lease.json") == b"before"
     assert [name for name in files_below(small_disk) if TEMPORARY_PREFIX in name] == []
@@ -138,9 +139,7 @@ def test_a_writer_killed_in_the_middle_leaves_the_old_object_and_no_visible_rest
     writer = subprocess.Popen([sys.executable, "-c", script, str(store.root), str(pipe)])
     with pipe.open("wb", buffering=0) as feed:
         feed.write(b"new but" * 100_000)
-        while not any(TEMPORARY_PREFIX in name for name in files_below(store.root)):
-            assert writer.poll() is None
-            time.sleep(0.005)
+        wait_until(lambda: any(TEMPORARY_PREFIX in name for name in files_below(store.root)), "the writer has begun")
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     assert store.read("model.bin") == b"old and whole"
@@ -174,7 +173,7 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_answer(
 
 def test_names_that_belong_to_the_store_cannot_be_taken(store: FolderStore) -> None:
     for name in (f"{TEMPORARY_PREFIX}1", LOCK_FILE, f"folder/{LOCK_FILE}"):
-        with pytest.raises(StoreError, match="belong to the store"):
+        with pytest.raises(StoreError, match="are reserved"):
             store.write(name, b"x")
 
 
@@ -280,7 +279,6 @@ def test_an_object_deleted_while_it_is_listed_is_left_out(store: FolderStore) ->
     assert [entry.key for entry in listing] == ["c/1"]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sets(st.text("a-/0.é", min_size=1, max_size=6), max_size=12), st.text("a-/0", max_size=3))
 def test_a_folder_lists_as_an_object_store_does(names: set[str], prefix: str) -> None:
     """Any names, any prefix: the same keys in the same order as where there are no folders at all."""

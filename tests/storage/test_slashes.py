@@ -12,8 +12,8 @@ from headway import storage as opening
 from headway.cli import main
 from headway.core.errors import BAD_INPUT, BadInput, BadJob
 from headway.spec import loads
-from headway.spec.fields import FORMS, matches
-from headway.storage import local_path, mended_url, open_store
+from headway.spec.constraints import FORMS, matches
+from headway.storage import local_path, open_store, suggest_url
 
 MEANT = {
     "gs:/bucket": "gs://bucket",
@@ -35,7 +35,7 @@ JOB = "name: job\nrecipe: captioning\n"
 
 @pytest.mark.parametrize(("typed", "meant"), MEANT.items())
 def test_a_store_names_the_url_that_was_meant(typed: str, meant: str) -> None:
-    assert mended_url(typed) == meant
+    assert suggest_url(typed) == meant
     for use in (open_store, local_path):
         with pytest.raises(BadInput, match="neither a URL nor a folder") as refusal:
             use(typed)
@@ -45,7 +45,7 @@ def test_a_store_names_the_url_that_was_meant(typed: str, meant: str) -> None:
 
 @pytest.mark.parametrize("typed", FINE)
 def test_a_folder_may_have_a_colon_in_its_name(typed: str) -> None:
-    assert mended_url(typed) is None
+    assert suggest_url(typed) is None
     assert matches("location", typed)
     assert matches("source", typed)
     assert local_path(typed) == Path(typed).expanduser().absolute()
@@ -53,7 +53,7 @@ def test_a_folder_may_have_a_colon_in_its_name(typed: str) -> None:
 
 @pytest.mark.parametrize("url", ["gs://b", "s3://b/x", "az://c/x", "file:///x", "memory://x", "http://x"])
 def test_a_whole_url_is_nothing_to_mend(url: str) -> None:
-    assert mended_url(url) is None
+    assert suggest_url(url) is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_job_file_is_refused_at_line_and_column(lines: str, place: str, typed:
     (problem,) = refusal.value.problems
     assert problem.where == place
     assert typed in problem.what
-    meant = "/data/cache" if "cache" in lines else mended_url(typed)
+    meant = "/data/cache" if "cache" in lines else suggest_url(typed)
     assert meant
     assert meant in problem.fix
 
@@ -100,7 +100,7 @@ def test_the_published_schema_refuses_the_same(form: str, typed: str) -> None:
 
 @pytest.mark.parametrize("scheme", sorted({*opening._OPENERS, *opening._SCHEME_ALIASES, *opening._WEB_SCHEMES} - {""}))
 def test_a_job_file_knows_every_scheme_that_stores_know(scheme: str) -> None:
-    assert mended_url(f"{scheme}:/x") is not None
+    assert suggest_url(f"{scheme}:/x") is not None
     assert not matches("location", f"{scheme}:/x")
 
 

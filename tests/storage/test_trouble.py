@@ -53,7 +53,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], Store]]
     def open_with(status: int, code: str) -> Store:
         answer.status = status
         answer.body = f"<Error><Code>{code}</Code><Message>because</Message></Error>".encode() if code else b""
-        return open_store("s3://bucket/folder", endpoint=server.url, patience=QUICK)
+        return open_store("s3://bucket/folder", endpoint=server.url, retry=QUICK)
 
     with LoopbackServer(lambda request: answer) as server:
         yield open_with
@@ -63,7 +63,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], Store]]
 
 
 def test_a_missing_bucket_is_named_by_every_verb_with_the_command_that_makes_it(gcs: GcsServer, tmp_path: Path) -> None:
-    for verb in every_verb(open_store("gs://no-such/x", patience=QUICK), tmp_path):
+    for verb in every_verb(open_store("gs://no-such/x", retry=QUICK), tmp_path):
         with pytest.raises(NoBucket, match="gcloud storage buckets create gs://no-such"):
             verb()
 
@@ -73,7 +73,7 @@ def test_a_missing_s3_bucket_is_named_by_every_verb(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    for verb in every_verb(open_store("s3://no-such/x", endpoint=moto_url, patience=QUICK), tmp_path):
+    for verb in every_verb(open_store("s3://no-such/x", endpoint=moto_url, retry=QUICK), tmp_path):
         with pytest.raises(NoBucket, match="aws s3 mb s3://no-such"):
             verb()
 
@@ -82,7 +82,7 @@ def test_a_missing_azure_container_is_named_by_every_verb(
     azurite_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite_connection(azurite_url))
-    for verb in every_verb(open_store("az://no-such/x", patience=QUICK), tmp_path):
+    for verb in every_verb(open_store("az://no-such/x", retry=QUICK), tmp_path):
         with pytest.raises(NoBucket, match="container create --name no-such --account-name devstoreaccount1"):
             verb()
 
@@ -90,12 +90,12 @@ def test_a_missing_azure_container_is_named_by_every_verb(
 def test_a_missing_object_in_a_bucket_that_cannot_be_listed_is_just_missing(gcs: GcsServer) -> None:
     gcs.objects.forbidden = {"list"}
     with pytest.raises(NotThere) as caught:
-        open_store("gs://bucket/x", patience=QUICK).stat("key")
+        open_store("gs://bucket/x", retry=QUICK).stat("key")
     assert not isinstance(caught.value, NoBucket)
 
 
 def test_the_bucket_is_looked_for_once_and_not_with_every_missing_object(gcs: GcsServer) -> None:
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     for _ in range(5):
         with pytest.raises(NotThere):
             store.stat("key")
@@ -104,7 +104,7 @@ def test_the_bucket_is_looked_for_once_and_not_with_every_missing_object(gcs: Gc
 
 def test_a_key_with_the_name_of_an_error_is_not_taken_for_one(gcs: GcsServer) -> None:
     with pytest.raises(NotThere) as caught:
-        open_store("gs://bucket/NoSuchBucket", patience=QUICK).read("NoSuchBucket")
+        open_store("gs://bucket/NoSuchBucket", retry=QUICK).read("NoSuchBucket")
     assert not isinstance(caught.value, NoBucket)
 
 
@@ -113,7 +113,7 @@ def test_a_key_with_the_name_of_an_error_is_not_taken_for_one(gcs: GcsServer) ->
 
 def test_no_permission_is_said_with_the_command_that_grants_it(gcs: GcsServer, tmp_path: Path) -> None:
     gcs.objects.forbidden = {"read", "write", "list", "delete"}
-    for verb in every_verb(open_store("gs://bucket/x", patience=QUICK), tmp_path):
+    for verb in every_verb(open_store("gs://bucket/x", retry=QUICK), tmp_path):
         with pytest.raises(Denied, match="gcloud storage buckets add-iam-policy-binding gs://bucket"):
             verb()
 
@@ -121,7 +121,7 @@ def test_no_permission_is_said_with_the_command_that_grants_it(gcs: GcsServer, t
 def test_a_refused_write_is_not_tried_again(gcs: GcsServer) -> None:
     gcs.objects.forbidden = {"write"}
     with pytest.raises(Denied):
-        open_store("gs://bucket/x", patience=QUICK).write("key", b"x")
+        open_store("gs://bucket/x", retry=QUICK).write("key", b"x")
     assert len(gcs.requests) == 1
 
 
@@ -139,7 +139,7 @@ def test_no_permission_on_azure_names_the_role(
     )
     monkeypatch.setenv("AZURE_STORAGE_KEY", "bm90IGEga2V5")
     with LoopbackServer(lambda request: Answer(status=403, body=body)) as server:
-        store = open_store("az://container@account/x", endpoint=server.url, patience=QUICK)
+        store = open_store("az://container@account/x", endpoint=server.url, retry=QUICK)
         for verb in every_verb(store, tmp_path):
             with pytest.raises(Denied, match=r"Storage Blob Data Contributor.*containers/container"):
                 verb()
@@ -149,7 +149,7 @@ def test_a_blob_under_a_lease_is_denied_and_not_called_a_conflict(monkeypatch: p
     body = b"<Error><Code>LeaseIdMissing</Code><Message>There is a lease on the blob.</Message></Error>"
     monkeypatch.setenv("AZURE_STORAGE_KEY", "bm90IGEga2V5")
     with LoopbackServer(lambda request: Answer(status=409, body=body)) as server:
-        store = open_store("az://container@account/x", endpoint=server.url, patience=QUICK)
+        store = open_store("az://container@account/x", endpoint=server.url, retry=QUICK)
         with pytest.raises(Denied, match="There is a lease"):
             store.write("key", b"x")
 
@@ -157,7 +157,7 @@ def test_a_blob_under_a_lease_is_denied_and_not_called_a_conflict(monkeypatch: p
 def test_credentials_that_are_no_good_say_how_to_log_in(gcs: GcsServer, s3: Callable[[int, str], Store]) -> None:
     gcs.tokens.clear()
     with pytest.raises(Denied, match="gcloud auth application-default login"):
-        open_store("gs://bucket/x", patience=QUICK).read("key")
+        open_store("gs://bucket/x", retry=QUICK).read("key")
     for status, code in ((403, "InvalidAccessKeyId"), (400, "ExpiredToken"), (403, "SignatureDoesNotMatch")):
         with pytest.raises(Denied, match="aws sso login"):
             s3(status, code).read("key")
@@ -185,7 +185,7 @@ def test_a_full_store_is_a_full_disk(s3: Callable[[int, str], Store]) -> None:
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 408])
 def test_a_hiccup_is_not_noticed(gcs: GcsServer, status: int) -> None:
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     gcs.faults.append(Fault(kind="refuse", status=status, times=2))
     store.write("key", b"text")
     gcs.faults.append(Fault(kind="refuse", status=status, times=2))
@@ -194,7 +194,7 @@ def test_a_hiccup_is_not_noticed(gcs: GcsServer, status: int) -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_store_that_stays_busy_is_transient_after_so_many_tries(gcs: GcsServer, status: int, tmp_path: Path) -> None:
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     gcs.faults.append(Fault(kind="refuse", status=status, times=1000))
     with pytest.raises(Transient):
         store.read("key")
@@ -216,9 +216,9 @@ def test_a_server_that_is_down_is_transient_on_every_cloud(monkeypatch: pytest.M
     nobody = f"http://127.0.0.1:{unused_port()}"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", nobody)
     for store in (
-        open_store("gs://bucket/x", patience=QUICK),
-        open_store("s3://bucket/x", endpoint=nobody, patience=QUICK),
-        open_store("az://container@account/x", endpoint=nobody, patience=QUICK),
+        open_store("gs://bucket/x", retry=QUICK),
+        open_store("s3://bucket/x", endpoint=nobody, retry=QUICK),
+        open_store("az://container@account/x", endpoint=nobody, retry=QUICK),
     ):
         for verb in every_verb(store, tmp_path):
             with pytest.raises(Transient):
@@ -229,19 +229,19 @@ def test_a_server_that_does_not_answer_is_transient_in_bounded_time(gcs: GcsServ
     gcs.faults.append(Fault(kind="hang", times=1000))
     hasty = RetryPolicy(tries=2, total_s=5, first_pause_s=0.01, connect_s=1, request_s=0.2)
     with pytest.raises(Transient):
-        open_store("gs://bucket/x", patience=hasty).read("key")
+        open_store("gs://bucket/x", retry=hasty).read("key")
     assert len(gcs.requests) == 2
 
 
 def test_half_an_answer_is_asked_for_again(gcs: GcsServer) -> None:
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     store.write("key", b"0123456789" * 1000)
     gcs.faults.append(Fault(kind="cut", method="GET", times=2))
     assert store.read("key") == b"0123456789" * 1000
 
 
 def test_half_an_answer_is_never_taken_for_a_whole_one(gcs: GcsServer) -> None:
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     store.write("key", b"0123456789" * 1000)
     gcs.faults.append(Fault(kind="cut", method="GET", times=1000))
     for span in (None, (0, 5000)):
@@ -256,7 +256,7 @@ def test_half_an_answer_is_never_taken_for_a_whole_one(gcs: GcsServer) -> None:
 
 @pytest.mark.parametrize("kind", ["lose", "drop"])
 def test_a_claim_whose_answer_was_lost_is_still_ours(gcs: GcsServer, kind: str) -> None:
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     gcs.faults.append(Fault(kind=kind, method="PUT"))  # type: ignore[arg-type]
     version = store.write("claim", b"mine", when=ABSENT)
     assert store.stat("claim").version == version
@@ -267,8 +267,8 @@ def test_a_claim_whose_answer_was_lost_is_still_ours(gcs: GcsServer, kind: str) 
 
 def test_a_claim_that_failed_and_was_then_taken_is_a_conflict(gcs: GcsServer) -> None:
     """Also where the other wrote the very same bytes: the stamp tells them apart."""
-    ours = open_store("gs://bucket/x", patience=QUICK)
-    theirs = open_store("gs://bucket/x", patience=QUICK)
+    ours = open_store("gs://bucket/x", retry=QUICK)
+    theirs = open_store("gs://bucket/x", retry=QUICK)
     gcs.faults.append(Fault(kind="refuse", meanwhile=lambda: theirs.write("claim", b"same", when=ABSENT)))
     with pytest.raises(Conflict):
         ours.write("claim", b"same", when=ABSENT)
@@ -287,7 +287,7 @@ def test_a_lost_answer_on_s3_and_azure_is_found_again_too(
     for url, target in ((f"s3://bucket/{folder_name}", moto_url), (f"az://bucket/{folder_name}", azurite_url)):
         with LoopbackServer(forward_to(target)) as proxy:
             account = "/devstoreaccount1" if url.startswith("az") else ""
-            store = open_store(url, endpoint=proxy.url + account, patience=QUICK)
+            store = open_store(url, endpoint=proxy.url + account, retry=QUICK)
             proxy.faults.append(Fault(kind="lose", method="PUT"))
             version = store.write("claim", b"mine", when=ABSENT)
             proxy.faults.append(Fault(kind="drop", method="PUT"))
@@ -299,7 +299,7 @@ def test_a_lost_answer_on_s3_and_azure_is_found_again_too(
 
 
 def test_a_part_that_fails_is_sent_again_and_not_the_whole(gcs: GcsServer) -> None:
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     gcs.faults.append(Fault(kind="refuse", method="PUT", times=2))
     content = os.urandom(2 * PARTS)
     store.write("large", content)
@@ -309,7 +309,7 @@ def test_a_part_that_fails_is_sent_again_and_not_the_whole(gcs: GcsServer) -> No
 
 
 def test_a_large_write_that_fails_leaves_what_was_there(gcs: GcsServer) -> None:
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     store.write("large", b"before")
     gcs.faults.append(Fault(kind="refuse", method="PUT", times=1000))
     with pytest.raises(Transient):
@@ -322,7 +322,7 @@ def test_a_large_write_that_fails_leaves_what_was_there(gcs: GcsServer) -> None:
 
 def test_a_large_read_is_all_of_one_version(gcs: GcsServer) -> None:
     """Replaced while it is read: read again, never a mixture."""
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     first, second = bytes(3 * PARTS), b"\xff" * (3 * PARTS)
     store.write("large", first)
     gcs.faults.append(Fault(kind="none", header="if-match", meanwhile=lambda: store.write("large", second)))
@@ -334,7 +334,7 @@ def test_a_large_read_asks_for_the_rest_before_its_first_part_is_here(
 ) -> None:
     import obstore
 
-    store, content = open_store("gs://bucket/run", patience=QUICK), os.urandom(2 * PARTS)
+    store, content = open_store("gs://bucket/run", retry=QUICK), os.urandom(2 * PARTS)
     store.write("large", content)
     asked_for_more, get = threading.Event(), obstore.get
 
@@ -360,7 +360,7 @@ def test_a_large_read_asks_for_the_rest_before_its_first_part_is_here(
 
 
 def test_an_object_replaced_while_it_is_fetched_leaves_no_file(gcs: GcsServer, tmp_path: Path) -> None:
-    store = open_store("gs://bucket/x", patience=QUICK)
+    store = open_store("gs://bucket/x", retry=QUICK)
     store.write("large", bytes(PARTS))
 
     def replace_it(done: int, total: int) -> None:
@@ -395,7 +395,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_store_below_another_is_the_same_place(gcs: GcsServer) -> None:
-    store = open_store("gs://bucket/runs/", patience=QUICK)
+    store = open_store("gs://bucket/runs/", retry=QUICK)
     store.write("r1/plan.json", b"{}")
     assert open_store(join(store.url, "r1")).read("plan.json") == b"{}"
     assert store.url == "gs://bucket/runs"

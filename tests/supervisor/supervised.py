@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from headway.core.plan import Code, Limits, Plan
 from headway.core.platform import TIMING
 from headway.rundir.layout import PLAN, RunFolder
 from headway.storage import open_store
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0  # for a machine with much else to do; a test that passes never waits so long
 
@@ -132,7 +132,7 @@ class Case:
 
     def marked(self, name: str) -> int:
         """Wait for a rank's `mark(name)`; the pid that made it."""
-        eventually(lambda: (self.tmp / name).exists() and (self.tmp / name).read_text() != "", self.explain)
+        wait_until(lambda: (self.tmp / name).exists() and (self.tmp / name).read_text() != "", self.explain)
         return int((self.tmp / name).read_text())
 
     def mark(self, name: str) -> None:
@@ -155,7 +155,7 @@ class Case:
             if supervisor.process.poll() is None:
                 supervisor.process.kill()
                 supervisor.process.wait()
-        eventually(lambda: not self.left_behind(), lambda: str(self.left_behind()))
+        wait_until(lambda: not self.left_behind(), lambda: str(self.left_behind()))
 
 
 def make_case(tmp: Path, script: str, *, name: str = "run", **changes: Any) -> Case:
@@ -181,13 +181,6 @@ def quiet_environment() -> Mapping[str, str]:
     """This process's environment without what a world could be read from."""
     foreign = ("HEADWAY_", "PET_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "CLUSTER_SPEC", "MASTER_")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-
-
-def eventually(true: Callable[[], Any], explain: Callable[[], str] = str) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < give_up, explain()
-        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:

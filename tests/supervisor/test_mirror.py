@@ -6,13 +6,18 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from headway.core.errors import StoreError, Transient
 from headway.storage import Store, open_store
+from headway.supervisor import file_sync
 from headway.supervisor.file_sync import Mirror, copy_folder
-from tests.supervisor.supervised import Case, cases, eventually
+from headway.supervisor.node import Node
+from tests.supervisor.supervised import Case, cases
+from tests.waiting import wait_until
 
 
 @pytest.fixture(name="store")
@@ -47,6 +52,19 @@ def test_at_the_end_everything_is_sent(root: Path, store: Store) -> None:
     (root / "sub" / "b").write_bytes(b"x" * (9 << 20))  # more than is read at once
     assert Mirror(root, store).sync(final=True) == 1
     assert stored(store) == {"files/sub/b": b"x" * (9 << 20)}
+
+
+def test_a_file_that_looks_like_a_secret_is_saved_and_flagged_once(root: Path, store: Store) -> None:
+    token = "h" + "f_" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3h"
+    lines: list[str] = []
+    mirror = Mirror(root, store, log=lines.append)
+    for text in (f"\ntoken: {token}\n", f"\ntoken: {token}\nagain\n"):
+        (root / "config.yaml").write_text(text)
+        mirror.sync(final=True)
+        assert stored(store) == {"files/config.yaml": text.encode()}
+    assert len(lines) == 1
+    assert "'config.yaml': a Hugging Face token (line 2)" in lines[0]
+    assert token not in lines[0]
 
 
 def test_a_file_replaced_by_one_of_the_same_size_and_time_is_sent(root: Path, store: Store) -> None:
@@ -269,7 +287,7 @@ def test_a_script_of_any_framework_goes_on_from_what_was_mirrored_when_its_machi
     case = make(SCRIPT + "\n    mark('up'); wait('go')\n")
     supervisor = case.start()
     case.marked("up")
-    eventually(lambda: len(list(case.folder.store.list("files/"))) == 2, case.explain)
+    wait_until(lambda: len(list(case.folder.store.list("files/"))) == 2, case.explain)
     supervisor.process.kill()
     supervisor.ends()
     case.mark("go")
@@ -277,3 +295,83 @@ def test_a_script_of_any_framework_goes_on_from_what_was_mirrored_when_its_machi
     assert case.log()[-1] == "from step 1"
     assert sorted(entry.key for entry in case.folder.store.list("files/ckpt/")) == ["files/ckpt/1", "files/ckpt/2"]
     assert not list(case.tmp.glob("headway-worker-*"))
+
+
+def test_a_file_that_is_open_for_writing_is_not_taken_until_it_is_closed(root: Path, store: Store) -> None:
+    import subprocess
+    import sys
+
+    mirror = Mirror(root, store)
+    hold = "import sys; f = open(sys.argv[1], 'w'); f.write('half'); f.flush(); print(flush=True); input(); f.close()"
+    words = [sys.executable, "-c", hold]
+    with (
+        subprocess.Popen([*words, str(root / "model.pt")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer,
+        subprocess.Popen([*words, str(root / "train.log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as logger,
+    ):
+        for process in (writer, logger):
+            assert process.stdout is not None
+            process.stdout.readline()
+        mirror.sync()
+        assert mirror.sync() == 1
+        assert stored(store) == {"files/train.log": b"half"}, "of a log, any beginning is useful"
+        writer.communicate(b"\n")
+        logger.communicate(b"\n")
+    mirror.sync()
+    mirror.sync()
+    assert stored(store) == {"files/model.pt": b"half", "files/train.log": b"half"}
+
+
+def test_a_file_that_is_held_open_for_ever_is_taken_once_it_is_quiet(
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = Mirror(root, store)
+    (root / "run.wandb").write_text("records")
+    inode = (root / "run.wandb").stat().st_ino
+    monkeypatch.setattr(file_sync, "open_for_writing", lambda folder: {inode})
+    assert [mirror.sync() for _ in range(file_sync.QUIET_SCANS + 1)] == [0] * file_sync.QUIET_SCANS + [1]
+
+
+def test_a_log_that_never_stops_growing_is_taken_now_and_then(
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = Mirror(root, store)
+    monkeypatch.setattr(file_sync, "LOG_INTERVAL_S", 0.0)
+    for count in (1, 2, 3):
+        (root / "train.log").write_text("line\n" * count)
+        (root / "state.bin").write_text("x" * count)
+        mirror.sync()
+    assert stored(store) == {"files/train.log": b"line\n" * 3}
+
+
+class Waiting:
+    """As much of a node as waits for its last files."""
+
+    stop_at: float | None = None
+    ranks_grace_s = 0.2
+
+    def __init__(self, done_after: int, *, failing: bool = False, alive: bool = True) -> None:
+        self.said: list[str] = []
+        self._done: set[str] = set()
+        self._waits, self._done_after = 0, done_after
+        self.health = SimpleNamespace(is_failing=lambda name: failing)
+        self.mirror_thread = SimpleNamespace(finish=lambda: None, is_alive=lambda: alive)
+
+    def log(self, text: str) -> None:
+        self.said.append(text)
+
+    def _asked_since(self, before: bool) -> bool:
+        return self.stop_at is not None and not before
+
+    def run_until(self, done: Callable[[], bool], seconds: float) -> bool:
+        self._waits += 1
+        if self._waits >= self._done_after:
+            self._done.add("mirror")
+        return done()
+
+
+def test_a_store_that_takes_the_last_files_slowly_gets_all_of_them() -> None:
+    slow, down = Waiting(done_after=4), Waiting(done_after=4, failing=True)
+    assert Node.finish_files(cast(Node, slow), 120.0)
+    assert slow.said == ["still saving the program's files"] * 3
+    assert not Node.finish_files(cast(Node, down), 120.0), "a store that is down is not waited for without end"
+    assert not Node.finish_files(cast(Node, Waiting(done_after=4, alive=False)), 120.0), "nor a thread that has died"

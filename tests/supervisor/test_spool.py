@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from headway.core.errors import Transient
 from headway.storage import Store, open_store
+from headway.storage.redaction import Redactor
 from headway.supervisor import log_pipeline as spooling
-from headway.supervisor.log_pipeline import Redactor, Spool, upload_leftovers
+from headway.supervisor.log_pipeline import Spool, upload_leftovers
 
 
 @pytest.fixture(name="store")
@@ -28,7 +29,7 @@ def logged(store: Store) -> bytes:
     return b"".join(store.read(entry.key) for entry in store.list("logs/"))
 
 
-@given(st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\r", b"")), max_size=20))
+@given(st.lists(st.binary(max_size=40).map(lambda b: b.translate(None, b"\r\b\x1b\x9b")), max_size=20))
 def test_whatever_comes_in_whatever_pieces_goes_out(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
 ) -> None:

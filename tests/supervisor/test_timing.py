@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import BadInput
-from headway.core.platform import timing, timing_with
+from headway.core.platform import ignored_timing, timing, timing_with
+from headway.supervisor.supervisor import _settings
 from tests.supervisor.supervised import make_case
 
 
@@ -21,6 +22,19 @@ def test_a_change_leaves_the_others_as_they_are() -> None:
     changed = timing_with({"HEADWAY_TIMING": "renew=0.3,halt=2"}, halt=5, restart_pause=0)
     assert timing({"HEADWAY_TIMING": changed}) == {"renew": 0.3, "halt": 5, "restart_pause": 0}
     assert timing_with({}, restart_pause=0) == "restart_pause=0"
+
+
+def test_the_jobs_timing_reaches_the_supervisor_and_its_environment_takes_precedence() -> None:
+    chosen = _settings({"HEADWAY_TIMING": "renew=2"}, {"HEADWAY_TIMING": "restart_pause=0,renew=9"})
+    assert (chosen.first_pause_s, chosen.renew_s) == (0, 2)
+
+
+def test_a_variable_that_was_replaced_is_reported_with_the_new_spelling() -> None:
+    assert ignored_timing({"HEADWAY_TIMING": "renew=1", "PATH": "/bin"}) == []
+    assert ignored_timing({"HEADWAY_LOOK_S": "3", "HEADWAY_RENEW_S": "0.5"}) == [
+        "HEADWAY_RENEW_S is ignored: write HEADWAY_TIMING=renew=0.5",
+        "HEADWAY_LOOK_S is ignored: write HEADWAY_TIMING=reaper_poll=3",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,15 @@ def test_a_run_of_thousands_of_restarts_still_has_a_pause() -> None:
 
 
 def test_memory_that_ran_out_is_answered_by_a_finer_cut_and_costs_no_retry() -> None:
-    ending = AttemptResult(exits=exits(1), crash=crash(step=0), cut_to=2)
+    ending = AttemptResult(exits=exits(1), crash=crash(step=0), micro_batches=2)
     again = decide(ending, AttemptHistory(restarts=3), retries=3)
     assert isinstance(again, Restart)
     assert (again.count, again.pause_s, again.not_counted) == (3, 0.0, True)
     assert "2 micro-batches" in again.reason
     assert AttemptHistory().with_result(ending) == AttemptHistory(
-        crashes=(None,), parts=2
+        crashes=(None,), micro_batches=2
     )  # no crash that repeats itself
-    assert outcome(ending, AttemptHistory(parts=2), retries=0).state == "failed"  # it was cut as fine already
+    assert outcome(ending, AttemptHistory(micro_batches=2), retries=0).state == "failed"  # it was cut as fine already
 
 
 def test_a_later_supervisor_knows_how_fine_batches_were_cut() -> None:
@@ -87,7 +87,7 @@ def test_a_later_supervisor_knows_how_fine_batches_were_cut() -> None:
         {"kind": "restart", "count": 0, "free": True},
         {"kind": "failed"},
     ]
-    assert read_history(events, None) == AttemptHistory(parts=4)
+    assert read_history(events, None) == AttemptHistory(micro_batches=4)
 
 
 def test_a_node_that_is_gone_counts_as_a_crash() -> None:
@@ -180,3 +180,61 @@ def test_ranks_that_only_a_person_may_start_again_are_not_started_again() -> Non
     assert decide(done, AttemptHistory(), retries=3, no_auto_restart="it is over") == decide(
         done, AttemptHistory(), retries=3
     )
+
+
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "/code/train.py", line 6, in <module>',
+    "    half(1)",
+)
+
+
+def raised(error: str, **more: Any) -> AttemptResult:
+    kind = error.partition(":")[0]
+    end = crash(lines=(*TRACEBACK, error), exception=f"{kind} at train.py:6", **more)
+    return AttemptResult(exits=exits(1), crash=end)
+
+
+def test_the_same_exception_at_the_same_line_is_not_tried_a_third_time() -> None:
+    ending = raised("ValueError: no", seconds=7200.0)
+    assert isinstance(decide(ending, AttemptHistory(), retries=100), Restart)
+    found = outcome(ending, AttemptHistory().with_result(ending), retries=100)
+    assert found.not_retried == "ValueError at train.py:6, as in the attempt before, so it is not retried"
+    other = AttemptHistory(crashes=(None,), exception="ValueError at train.py:9")
+    assert isinstance(decide(ending, other, retries=100), Restart)
+
+
+def test_a_run_that_got_further_before_the_same_exception_is_tried_again() -> None:
+    before = AttemptHistory().with_result(raised("ValueError: no", step=100))
+    assert isinstance(decide(raised("ValueError: no", step=900), before, retries=100), Restart)
+    assert outcome(raised("ValueError: no", step=100), before, retries=100).not_retried
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ConnectionError: reset",
+        "urllib.error.URLError: no route",
+        "OSError: [Errno 5]",
+        "RuntimeError: NCCL error in x",
+    ],
+)
+def test_an_exception_that_a_network_or_a_disk_may_cause_is_tried_again(error: str) -> None:
+    ending = raised(error, seconds=7200.0)
+    assert isinstance(decide(ending, AttemptHistory().with_result(ending), retries=100), Restart)
+
+
+@pytest.mark.parametrize(
+    "error", ["ModuleNotFoundError: No module named 'x'", "SyntaxError: invalid", "ImportError: y"]
+)
+def test_an_exception_that_is_certain_to_come_again_is_not_tried_again(error: str) -> None:
+    assert outcome(raised(error), retries=100).not_retried
+
+
+def test_a_command_that_does_not_exist_is_not_tried_again() -> None:
+    assert outcome(AttemptResult(exits=exits(127), crash=crash(127)), retries=100).not_retried
+
+
+def test_a_rank_that_headway_killed_is_not_taken_for_a_lack_of_memory() -> None:
+    assert str(crash(137, signal="SIGKILL", killed_by="headway")) == "rank 0 did not exit in time, so Headway killed it"
+    assert "no lack of memory" in str(crash(137, signal="SIGKILL", killed_by="another process"))

@@ -11,7 +11,8 @@ import pytest
 
 from headway.core.platform import timing_with
 from headway.rundir.layout import segments
-from tests.supervisor.supervised import Case, alive, cases, eventually
+from tests.supervisor.supervised import Case, alive, cases
+from tests.waiting import wait_until
 
 Make = Callable[..., Case]
 STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
@@ -57,18 +58,31 @@ def test_half_a_line_and_bytes_that_are_no_text_are_kept(make: Make) -> None:
     assert raw(case) == b"caf\xe9 \xff\x00\xfe\nto standard error\nno newline at the end\n"
 
 
-def test_a_progress_bar_is_seen_while_it_moves(make: Make) -> None:
+def test_a_progress_bar_is_one_line_and_escape_codes_are_left_out(make: Make) -> None:
     case = make(r"""
-        os.write(1, b" 10%\r 20%\r")
-        os.write(1, b"\n30%\r")
+        os.write(1, b"\x1b[31mred\x1b[0m\n")
+        for percent in range(101):
+            os.write(2, b"\r%3d%%|#| it/s" % percent)
+        mark("moved")
         wait("go")
-        os.write(1, b"100%\nwindows\r\n")
+        os.write(1, b"\nwindows\r\n")
     """)
     supervisor = case.start()
-    eventually(lambda: case.log()[:2] == [" 10%\r", " 20%\r"], case.explain)
+    case.marked("moved")
     case.mark("go")
     assert supervisor.ends() == 0
-    assert raw(case) == b" 10%\r\n 20%\r\n30%\r\n100%\nwindows\r\n"
+    assert raw(case) == b"red\n100%|#| it/s\nwindows\n"
+
+
+def test_a_finished_bar_is_in_the_log_while_the_script_goes_on(make: Make) -> None:
+    case = make(r"""
+        os.write(2, b"\r 50%|#| it/s\r100%|#| it/s\n")
+        wait("go")
+    """)
+    supervisor = case.start()
+    wait_until(lambda: case.log() == ["100%|#| it/s"], case.explain)
+    case.mark("go")
+    assert supervisor.ends() == 0
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(make: Make) -> None:
@@ -88,7 +102,7 @@ def test_the_spool_holds_the_same_lines_at_once_and_the_supervisors_own(make: Ma
     case = make("print('hello'); wait('go')")
     spool = case.tmp / "spool"
     supervisor = case.start(HEADWAY_SPOOL=str(spool))
-    eventually(lambda: (spool / "a0001-r0.log").exists() and b"hello\n" in (spool / "a0001-r0.log").read_bytes())
+    wait_until(lambda: (spool / "a0001-r0.log").exists() and b"hello\n" in (spool / "a0001-r0.log").read_bytes())
     case.mark("go")
     assert supervisor.ends() == 0
     segment = case.folder.store.read("logs/a0001-r0-0000001.log")
@@ -128,7 +142,7 @@ def test_lines_that_a_killed_supervisor_had_on_disk_are_saved_by_the_next_one(ma
     spool = case.tmp / "spool"
     supervisor = case.start(HEADWAY_SPOOL=str(spool))
     case.marked("up")
-    eventually(lambda: b" 1 999\n" in (spool / "a0001-r0.log").read_bytes())
+    wait_until(lambda: b" 1 999\n" in (spool / "a0001-r0.log").read_bytes())
     supervisor.process.kill()
     supervisor.ends()
     case.mark("go")
@@ -159,6 +173,18 @@ def test_secrets_reach_the_ranks_and_never_a_log(make: Make) -> None:
         assert hidden not in case.explain()
 
 
+def test_credentials_that_ranks_inherit_never_reach_a_log(make: Make) -> None:
+    case = make(
+        "print(dict(os.environ))\nprint(os.environ['AWS_SECRET_ACCESS_KEY'].encode().hex())\nraise SystemExit(1)"
+    )
+    values = {"AWS_SECRET_ACCESS_KEY": "ambient/Secret+0123456789", "HF_TOKEN": "hf_ambientToken0123456789"}
+    assert case.run(**values) == 1
+    everything = b"".join(path.read_bytes() for path in case.tmp.rglob("*") if path.is_file())
+    for value in values.values():
+        assert value.encode() not in everything
+        assert value.encode().hex().encode() not in everything
+
+
 def test_a_secret_that_the_cluster_brought_is_hidden_too(make: Make) -> None:
     case = make("print(os.environ['TOKEN'])", job={"secrets": {"TOKEN": {"ref": "k8s://wandb/key"}}})
     assert case.run(TOKEN="from-the-cluster") == 0
@@ -186,7 +212,7 @@ def test_training_goes_on_while_the_store_is_down_and_nothing_is_lost(make: Make
     """)
     supervisor = case.start()
     pid = case.marked("up")
-    eventually(lambda: case.events("attempt"))
+    wait_until(lambda: case.events("attempt"))
     run, away = Path(case.url), case.tmp / "away"
     case.mark("go-1")
     case.marked("did-1")
@@ -194,11 +220,11 @@ def test_training_goes_on_while_the_store_is_down_and_nothing_is_lost(make: Make
     run.write_text("a file where a folder should be")
     case.mark("go-2")
     case.marked("did-2")
-    eventually(lambda: "the store is unreachable" in supervisor.printed)
+    wait_until(lambda: "the store is unreachable" in supervisor.printed)
     assert alive(pid)
     run.unlink()
     away.rename(run)
-    eventually(lambda: "the store is reachable again" in supervisor.printed)
+    wait_until(lambda: "the store is reachable again" in supervisor.printed)
     case.mark("go-3")
     assert supervisor.ends() == 0, case.explain()
     assert case.log() == ["line 1", "line 2", "line 3"]
@@ -211,7 +237,7 @@ def test_an_end_that_the_store_does_not_take_asks_to_be_started_again(make: Make
     case = make("mark('up'); wait('go')")
     supervisor = case.start(HEADWAY_TIMING=timing_with(case.env, flush=0.5))
     case.marked("up")
-    eventually(lambda: case.events("attempt"))
+    wait_until(lambda: case.events("attempt"))
     run, away = Path(case.url), case.tmp / "away"
     run.rename(away)
     run.write_text("")

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import socket
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +17,8 @@ import pytest
 
 from headway.core.platform import timing_with
 from headway.supervisor import rendezvous
-from tests.supervisor.supervised import PATIENCE_S, Case, Supervisor, alive, cases, eventually
+from tests.supervisor.supervised import PATIENCE_S, Case, Supervisor, alive, cases
+from tests.waiting import wait_until
 
 Make = Callable[..., Case]
 
@@ -120,7 +121,7 @@ def test_a_node_that_is_killed_is_waited_for_and_joins_again(make: Make) -> None
     pids = [case.marked(f"up-1-{rank}") for rank in range(2)]
     gang.members[1].process.kill()
     gang.members[1].ends()
-    eventually(lambda: not alive(pids[0]), case.explain)  # half a gang cannot train
+    wait_until(lambda: not alive(pids[0]), case.explain)  # half a gang cannot train
     case.mark("go")
     gang.start(1)
     assert gang.end() == [0, 0], case.explain()
@@ -134,7 +135,7 @@ def test_when_node_0_is_killed_the_others_end_their_ranks_and_meet_its_successor
     pids = [case.marked(f"up-1-{rank}") for rank in range(2)]
     gang.members[0].process.kill()
     gang.members[0].ends()
-    eventually(lambda: not alive(pids[1]), case.explain)
+    wait_until(lambda: not alive(pids[1]), case.explain)
     case.mark("go")
     gang.start(0)
     assert gang.end() == [0, 0], case.explain()
@@ -196,7 +197,7 @@ def test_a_waiting_node_heeds_a_signal(make: Make) -> None:
     gang = Gang(case, 0)
     gang.nodes = 2
     member = case.start(**gang.env(1))
-    eventually(lambda: "joining node 0" in member.printed)
+    wait_until(lambda: "joining node 0" in member.printed)
     member.send(signal.SIGTERM)
     assert member.ends() == 143
 
@@ -245,6 +246,7 @@ def test_what_a_script_saved_on_node_0_is_given_to_every_node(make: Make) -> Non
     assert case.log(1)[-1] == "['by-0', 'by-1']"
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_gloo_meets_over_the_interface_and_port_that_ranks_are_given(make: Make) -> None:
     pytest.importorskip("torch")
@@ -301,7 +303,6 @@ def test_strangers_do_not_keep_the_gang_from_meeting(gate: tuple[int, SimpleQueu
 
 
 def test_something_else_on_the_port_is_not_mistaken_for_node_0() -> None:
-    import threading
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=lambda: server.accept()[0].sendall(b"220 smtp ready\r\n"), daemon=True).start()
@@ -309,10 +310,19 @@ def test_something_else_on_the_port_is_not_mistaken_for_node_0() -> None:
             rendezvous.join("127.0.0.1", server.getsockname()[1], b"key", 1, {})
 
 
-def test_joining_waits_for_a_node_0_that_is_late() -> None:
-    port, posted = two_free_ports(), SimpleQueue[Any]()
+def test_joining_waits_for_a_node_0_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, posted, refused, join = two_free_ports(), SimpleQueue[Any](), threading.Event(), rendezvous.join
+
+    def noting(*args: Any) -> rendezvous.Connection:
+        try:
+            return join(*args)
+        except OSError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(rendezvous, "join", noting)
     rendezvous.JoinThread(("127.0.0.1", port), b"key", 1, {}, posted.put, timeout_s=PATIENCE_S).start()
-    time.sleep(0.3)  # so that it has knocked in vain at least once
+    assert refused.wait(PATIENCE_S)
     gate = rendezvous.RendezvousServer(port, b"key", 2, lambda message: None)
     assert isinstance(posted.get(timeout=PATIENCE_S), rendezvous.Connected)
     gate.close()
@@ -323,7 +333,7 @@ def test_after_a_failure_every_node_is_kept_until_its_time_is_up_or_it_is_taken_
     case = make("sys.exit(3)", nodes=2, job={"retries": 0, "env": keep}, limits={"budget_s": 1800.0})
     gang = Gang(case, 2)
     for node in range(2):
-        eventually(lambda node=node: "kept after the failure until" in gang.members[node].printed, case.explain)  # type: ignore[misc]
+        wait_until(lambda node=node: "kept after the failure until" in gang.members[node].printed, case.explain)  # type: ignore[misc]
     assert (case.folder.ended() or {})["state"] == "failed", "said before anybody waits"
     for member in gang.members.values():
         member.send(signal.SIGTERM)

@@ -13,7 +13,8 @@ import pytest
 from headway.rundir.layout import PLAN, PROGRESS
 from headway.storage import open_store
 from tests.servers import processes
-from tests.supervisor.supervised import Case, cases, eventually
+from tests.supervisor.supervised import Case, cases
+from tests.waiting import wait_until
 
 Make = Callable[..., Case]
 
@@ -65,19 +66,15 @@ class Wire:
 
 
 @pytest.fixture(name="wire")
-def _wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+def _wire(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     boto3 = pytest.importorskip("boto3")
-    with processes.moto() as url:
-        wire = Wire(url)
-        settings = {
-            **processes.MOTO_SETTINGS,
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{wire.port}",
-        }
-        for name, value in settings.items():
-            monkeypatch.setenv(name, value)
-        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="bucket")
-        yield wire
-        wire.cut()
+    wire = Wire(moto_url)
+    for name, value in processes.MOTO_SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{wire.port}")
+    boto3.client("s3", endpoint_url=moto_url).create_bucket(Bucket="bucket")
+    yield wire
+    wire.cut()
 
 
 @pytest.fixture(name="near")
@@ -113,13 +110,13 @@ def test_a_run_in_a_bucket_outlives_an_outage_of_it(make: Make, wire: Wire) -> N
     supervisor = case.start()
     case.mark("go-1")
     case.marked("did-1")
-    eventually(lambda: case.events("note"), case.explain)
+    wait_until(lambda: case.events("note"), case.explain)
     wire.cut()
     case.mark("go-2")
     case.marked("did-2")
-    eventually(lambda: "the store is unreachable" in supervisor.printed, case.explain)
+    wait_until(lambda: "the store is unreachable" in supervisor.printed, case.explain)
     wire.mend()
-    eventually(lambda: "the store is reachable again" in supervisor.printed, case.explain)
+    wait_until(lambda: "the store is reachable again" in supervisor.printed, case.explain)
     case.mark("go-3")
     assert supervisor.ends() == 0, case.explain()
     assert case.log() == ["line 1", "line 2", "line 3"]

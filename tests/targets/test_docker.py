@@ -20,7 +20,7 @@ from headway.core.errors import BadInput, HeadwayError, RunBusy, TargetError
 from headway.core.plan import RUN
 from headway.core.types import State, Target
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, UNKNOWN, TargetRef, look
+from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, UNKNOWN, TargetRef, find_resources
 from headway.launcher.lifecycle import RunHandle
 from headway.packaging.engine import COMMAND_TIMEOUT_S, EngineError, Unreachable, run
 from headway.planning import Plan
@@ -31,11 +31,12 @@ from headway.targets.docker import secrets as docker_secrets
 from headway.targets.docker.target import DockerTarget
 from headway.targets.fake import FakeBehaviour
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
+from tests.contract.suite import CANARY, WAITS, TargetContract
 from tests.testbed.docker import BASE, docker, docker_host
+from tests.waiting import wait_until
 
 __all__ = ["docker_host"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
 class Refusing:
@@ -60,7 +61,7 @@ class TestDocker(TargetContract):
     def target(self) -> Iterator[Target]:
         target = DockerTarget(engine=Refusing())
         yield target
-        assert target.found() == []
+        assert target.list_runs() == []
 
     @pytest.fixture
     def plan_of(self, tmp_path: Path, outputs: str) -> Callable[..., Plan]:
@@ -70,7 +71,7 @@ class TestDocker(TargetContract):
         return lambda play, **more: plan_play(project, play, **{**shared, **more})
 
     def half_gone(self, hold: RunHandle) -> None:
-        docker("kill", "--signal", "KILL", hold.handle.details["containers"][0])
+        docker("kill", "--signal", "KILL", hold.target_handle.details["containers"][0])
 
     @contextmanager
     def lost_host(self, hold: RunHandle) -> Iterator[None]:
@@ -95,28 +96,29 @@ class TestDocker(TargetContract):
 
     # Killed in every way.
 
+    @pytest.mark.ci
     def test_a_killed_supervisor_is_a_lost_run_at_once_and_it_goes_on_without_waiting_for_its_lease(
         self, start: Callable[..., RunHandle], target: Target
     ) -> None:
         hold = self.running(start(WAITS, ranks=2))
         os.kill(inspected(hold)["State"]["Pid"], signal.SIGKILL)
-        eventually(lambda: hold.target.status(hold.handle).state is State.LOST, "it is seen to be gone")
-        assert "137" in hold.target.status(hold.handle).reason
+        wait_until(lambda: hold.target.status(hold.target_handle).state is State.LOST, "it is seen to be gone")
+        assert "137" in hold.target.status(hold.target_handle).reason
         again = lifecycle.resume(hold.url, target=target)
-        eventually(lambda: [event["kind"] for event in again.folder.events()].count("attempt") == 2, "it goes on")
-        said = docker("logs", *again.handle.details["containers"])
-        assert "to go stale" not in said, f"nobody waits for the lease of a container that is gone: {said}"
+        wait_until(lambda: [event["kind"] for event in again.folder.events()].count("attempt") == 2, "it goes on")
+        said = docker("logs", *again.target_handle.details["containers"])
+        assert "to expire" not in said, f"nobody waits for the lease of a container that is gone: {said}"
 
     def test_a_stop_by_docker_itself_is_a_preemption_that_can_be_resumed(
         self, start: Callable[..., RunHandle], target: Target
     ) -> None:
         hold = self.running(start(WAITS))
-        docker("stop", *hold.handle.details["containers"])
+        docker("stop", *hold.target_handle.details["containers"])
         assert inspected(hold)["State"]["ExitCode"] == 143
         outcome = hold.outcome()
         assert (outcome.status.state, outcome.exit_code) == (State.STOPPED, 4)
         again = lifecycle.resume(hold.url, target=target)
-        eventually(lambda: len(self.texts(again)) == 2, "it goes on")
+        wait_until(lambda: len(self.texts(again)) == 2, "it goes on")
 
     def test_docker_stop_waits_for_the_grace_period_of_the_plan(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
@@ -125,11 +127,11 @@ class TestDocker(TargetContract):
     def test_a_stubborn_rank_is_killed_after_the_grace_period(
         self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("headway.planning.build.LOCAL_GRACE_S", 1.0)
+        monkeypatch.setattr("headway.core.types.GRACE_S", 1.0)
         hold = self.running(start(WAITS))
         (rank,) = [
             line.split()[1]
-            for line in docker("top", *hold.handle.details["containers"]).splitlines()
+            for line in docker("top", *hold.target_handle.details["containers"]).splitlines()
             if "play.py" in line
         ]
         os.kill(int(rank), signal.SIGSTOP)
@@ -140,15 +142,15 @@ class TestDocker(TargetContract):
 
     def test_a_paused_container_is_taken_down(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
-        docker("pause", *hold.handle.details["containers"])
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        docker("pause", *hold.target_handle.details["containers"])
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
         assert hold.down().left == ()
-        assert hold.target.status(hold.handle).state is State.STOPPED
+        assert hold.target.status(hold.target_handle).state is State.STOPPED
 
     def test_containers_removed_behind_our_back_are_a_lost_run(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
-        docker("rm", "--force", *hold.handle.details["containers"])
-        status = hold.target.status(hold.handle)
+        docker("rm", "--force", *hold.target_handle.details["containers"])
+        status = hold.target.status(hold.target_handle)
         assert (status.state, "no longer exist" in status.reason) == (State.LOST, True)
         receipt = hold.down()
         assert receipt.created
@@ -164,18 +166,21 @@ class TestDocker(TargetContract):
         )
         assert client.returncode == -signal.SIGKILL, client.stderr
         url = str(tmp_path / "runs" / "orphan")
-        assert bool(target.found()) == (moment != "image")
+        assert bool(target.list_runs()) == (moment != "image")
         hold = lifecycle.open_run(url, target=target)
         live = moment == "recorded"
-        assert hold.target.status(hold.handle).state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
+        assert hold.target.status(hold.target_handle).state in (
+            (State.PENDING, State.RUNNING) if live else (State.LOST,)
+        )
         assert hold.down().left == ()
-        assert target.found() == []
+        assert target.list_runs() == []
         again = lifecycle.resume(url, target=target)
         self.running(again)
         again.down()
 
     # Several nodes.
 
+    @pytest.mark.ci
     def test_nodes_find_each_other_by_name_on_a_network_of_their_own(
         self, start: Callable[..., RunHandle], target: Target
     ) -> None:
@@ -198,7 +203,7 @@ class TestDocker(TargetContract):
         try:
             with pytest.raises(HeadwayError, match="unlucky"):
                 lifecycle.launch(plan, name="unlucky", detach=True, target=target)
-            assert target.found() == []
+            assert target.list_runs() == []
             assert docker("ps", "--all", "--format", "{{.Names}}").split() == [taken], "what is not ours stays"
             assert "unlucky" not in subfolders(open_store(outputs))
         finally:
@@ -206,8 +211,8 @@ class TestDocker(TargetContract):
 
     def test_a_node_that_is_gone_is_said_while_the_others_wait(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS, nodes=2, retries=3))
-        docker("kill", hold.handle.details["containers"][1])
-        eventually(lambda: "node 1 ended with 137" in hold.target.status(hold.handle).reason, "it is said")
+        docker("kill", hold.target_handle.details["containers"][1])
+        wait_until(lambda: "node 1 ended with 137" in hold.target.status(hold.target_handle).reason, "it is said")
         assert hold.down().left == ()
 
     # What containers see and leave.
@@ -219,7 +224,7 @@ class TestDocker(TargetContract):
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         secrets = {"TOKEN": Secret(ref="env:TOKEN_HERE"), "KEY": Secret(ref=f"file:{tmp_path}/key.pem", as_="file")}
         hold = self.running(start(FakeBehaviour(lines=("{KEY} waits",), until_stopped=True), secrets=secrets))
-        (container,) = hold.handle.details["containers"]
+        (container,) = hold.target_handle.details["containers"]
         assert CANARY not in json.dumps(inspected(hold))
         assert CANARY not in docker("logs", container)
         for process in docker("top", container, "-eo", "pid").split()[1:]:
@@ -240,9 +245,10 @@ class TestDocker(TargetContract):
         plan = plan_of(WAITS, secrets={"TOKEN": Secret(ref="env:NOT_SET_ANYWHERE")})
         with pytest.raises(BadInput, match="NOT_SET_ANYWHERE"):
             lifecycle.launch(plan, name="r", detach=True, target=target)
-        assert target.found() == []
+        assert target.list_runs() == []
         assert subfolders(open_store(outputs)) == ["code"]
 
+    @pytest.mark.ci
     def test_a_ready_image_is_used_as_it_is_with_the_planned_code_and_headway(
         self, start: Callable[..., RunHandle], tmp_path: Path
     ) -> None:
@@ -278,11 +284,11 @@ class TestDocker(TargetContract):
 
     def test_a_run_of_another_machine_is_not_touched_from_here(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
-        far = replace(hold.handle, details={**hold.handle.details, "host": "far-away"})
+        far = replace(hold.target_handle, details={**hold.target_handle.details, "host": "far-away"})
         with pytest.raises(HeadwayError, match="far-away"):
             hold.target.down(far)
         assert hold.target.status(far).state is State.RUNNING, "as its folder says"
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
 
     def test_a_farewell_is_heard_without_a_daemon_and_a_live_run_needs_one(
         self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
@@ -291,13 +297,13 @@ class TestDocker(TargetContract):
         done.wait()
         with monkeypatch.context() as patch:
             patch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
-            assert done.target.status(done.handle).state is State.FINISHED
+            assert done.target.status(done.target_handle).state is State.FINISHED
             with pytest.raises(Unreachable, match="systemctl start docker"):
-                live.target.status(live.handle)
+                live.target.status(live.target_handle)
 
     def test_when_it_may_be_removed_stands_on_what_has_a_budget(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS, budget=Budget(hours=1)))
-        (found,) = hold.target.found()
+        (found,) = hold.target.list_runs()
         assert 3600 < int(found.details["expires"]) - time.time() < 3 * 3600
         assert inspected(hold)["Config"]["Labels"]["headway.expires"] == found.details["expires"]
 
@@ -305,7 +311,7 @@ class TestDocker(TargetContract):
         self, start: Callable[..., RunHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def verdict() -> tuple[str, str]:
-            (found,) = look(TargetRef(name="docker", kind="docker", options={}))
+            (found,) = find_resources(TargetRef(name="docker", kind="docker", options={}))
             return found.verdict, found.reason
 
         monkeypatch.setenv("USER", "alice")
@@ -322,7 +328,7 @@ class TestDocker(TargetContract):
         os.rename(hold.url, hidden)
         assert verdict() == (ORPHAN, "its run folder no longer exists")
         os.rename(hidden, hold.url)
-        docker("stop", *hold.handle.details["containers"])
+        docker("stop", *hold.target_handle.details["containers"])
         assert verdict() == (ORPHAN, "its run is stopped")
 
     def test_a_container_that_does_not_say_whose_it_is_is_unknown_where_its_folder_is_not_here(
@@ -338,12 +344,12 @@ class TestDocker(TargetContract):
         monkeypatch.setattr(render, "_labels", of_an_older_headway)
         hold = self.running(start(WAITS))
         place = TargetRef(name="docker", kind="docker", options={})
-        assert [found.verdict for found in look(place)] == [LIVE]
+        assert [found.verdict for found in find_resources(place)] == [LIVE]
         os.rename(hold.url, f"{hold.url}-away")
-        assert [found.verdict for found in look(place)] == [UNKNOWN]
+        assert [found.verdict for found in find_resources(place)] == [UNKNOWN]
         os.rename(f"{hold.url}-away", hold.url)
-        docker("stop", *hold.handle.details["containers"])
-        assert [found.verdict for found in look(place)] == [ORPHAN], "its folder says that it was stopped"
+        docker("stop", *hold.target_handle.details["containers"])
+        assert [found.verdict for found in find_resources(place)] == [ORPHAN], "its folder says that it was stopped"
 
     def test_a_folder_that_is_moved_while_its_container_runs_is_not_started_twice(
         self, start: Callable[..., RunHandle], target: Target, tmp_path: Path
@@ -360,7 +366,7 @@ class TestDocker(TargetContract):
 
 
 def inspected(hold: RunHandle, node: int = 0) -> dict[str, Any]:
-    found: list[dict[str, Any]] = json.loads(docker("inspect", hold.handle.details["containers"][node]))
+    found: list[dict[str, Any]] = json.loads(docker("inspect", hold.target_handle.details["containers"][node]))
     return found[0]
 
 

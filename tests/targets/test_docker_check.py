@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from headway import cli
 from headway.core.errors import Problem
 from headway.packaging import engine
 from headway.packaging.engine import COMMAND_TIMEOUT_S, AlreadyExists, EngineError, NotFound, Unreachable, engine_error
@@ -42,7 +43,12 @@ def job(tmp_path: Path, **changes: Any) -> Job:
 
 
 def problems(job: Job, *, info: Mapping[str, Any] | None = None, **options: Any) -> list[Problem]:
-    return DockerTarget(Options(**options), engine=answering(**(info or {}))).check(job)
+    chosen = Options(**options)
+    return [*DockerTarget(chosen).check(job), *checks.daemon_problems(job, chosen, answering(**(info or {})))]
+
+
+def daemon_problems(job: Job, options: Options | None = None) -> list[Problem]:
+    return list(checks.daemon_problems(job, options or Options(), engine.run))
 
 
 def test_a_job_that_can_run_has_no_problems(tmp_path: Path) -> None:
@@ -51,18 +57,18 @@ def test_a_job_that_can_run_has_no_problems(tmp_path: Path) -> None:
 
 def test_docker_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    (problem,) = DockerTarget().check(job(tmp_path))
+    (problem,) = daemon_problems(job(tmp_path))
     assert (problem.what, problem.fix) == ("docker is not installed", "sudo apt-get install docker.io")
-    (problem,) = DockerTarget(Options(command="podman")).check(job(tmp_path))
+    (problem,) = daemon_problems(job(tmp_path), Options(command="podman"))
     assert problem.fix == "sudo apt-get install podman"
-    (problem,) = DockerTarget(Options(command="/opt/dokcer")).check(job(tmp_path))
+    (problem,) = daemon_problems(job(tmp_path), Options(command="/opt/dokcer"))
     assert "command" in problem.fix
 
 
 @has_docker
 def test_a_daemon_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
-    (problem,) = DockerTarget().check(job(tmp_path))
+    (problem,) = daemon_problems(job(tmp_path))
     assert f"{tmp_path}/nothing.sock" in problem.what
     assert problem.fix == "sudo systemctl start docker"
 
@@ -74,6 +80,8 @@ def test_a_client_that_reports_a_dead_daemon_and_exits_with_0(tmp_path: Path) ->
     assert problem.fix == "sudo systemctl start docker"
 
 
+@pytest.mark.docker
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="docker: needs root and setpriv")
 def test_a_socket_that_is_not_for_this_user(docker_host: str) -> None:
     """As another user, against a real daemon: what the real client then says is understood."""
@@ -131,13 +139,12 @@ def test_all_that_is_wrong_with_a_job_comes_at_once(tmp_path: Path) -> None:
 
 
 def test_what_does_not_stop_a_job_is_noted(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_text("")
     resources = Resources(nodes=9, spot=True, accelerator=Accelerator(kind="T4"))
     key = Secret(ref="file:key.json", as_="file")
     noted = job(tmp_path, resources=resources, secrets={"GOOGLE_APPLICATION_CREDENTIALS": key})
     notes = DockerTarget().notes(noted, 1000)
-    parts = ("cores", "on the CPU", "resources.spot", "a key file works", "model.pt")
-    assert [part in text for part, text in zip(parts, notes, strict=True)] == [True] * 5
+    parts = ("cores", "on the CPU", "resources.spot", "a key file works")
+    assert [part in text for part, text in zip(parts, notes, strict=True)] == [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -177,5 +184,30 @@ def test_a_daemon_that_hangs_is_given_up(tmp_path: Path) -> None:
     slow = tmp_path / "docker"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
-    with pytest.raises(Unreachable, match="has not been answered"):
+    with pytest.raises(Unreachable, match="did not finish within"):
         engine.run([str(slow), "info"], within_s=0.2)
+
+
+@pytest.mark.parametrize("command", ["docker", "podman"])
+def test_a_plan_and_its_requests_need_no_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "t.py").write_text("")
+    entry = f"targets: {{box: {{kind: docker, command: {command}}}}}"
+    (tmp_path / "headway.yaml").write_text(f"name: j\nscript: t.py\n{entry}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["plan", "--on", "box", "--render", "out"]) == 0
+    assert (tmp_path / "out" / "Dockerfile").is_file()
+    assert json.loads((tmp_path / "out" / "node-0.json").read_text())["argv"][0] == command
+    assert cli.main(["run", "--on", "box"]) == 2
+    assert f"{command} is not installed" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("j-*"))
+
+
+def test_the_doctor_says_whether_the_daemon_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = DockerTarget(engine=answering()).doctor(job(tmp_path))
+    assert (found.mark, found.what) == ("ok", "the daemon of docker answers")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (found,) = DockerTarget().doctor(job(tmp_path))
+    assert (found.mark, found.fix) == ("bad", "sudo apt-get install docker.io")

@@ -24,7 +24,7 @@ from tests.testbed.docker import BASE, SOCKET, docker, docker_host
 from tests.testbed.registry import registry
 
 __all__ = ["docker_host", "registry"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 JOB = f"""\
 name: small
 script: train.py
@@ -78,6 +78,7 @@ def test_the_dockerfile_is_printed_without_a_daemon(
     assert "python:3.13-slim" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_only_code_is_in_the_image(built: str) -> None:
     listed = docker("run", "--rm", "--entrypoint", "find", built, "/headway/code", "-type", "f").split()
     inside = sorted(path.removeprefix("/headway/code/") for path in listed)

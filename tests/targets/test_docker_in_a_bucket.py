@@ -16,12 +16,13 @@ from headway.spec import Image, TargetEntry
 from headway.targets.docker import secrets
 from headway.targets.fake import FakeBehaviour
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import CANARY, WAITS, eventually
+from tests.contract.suite import CANARY, WAITS
 from tests.servers import processes
 from tests.testbed.docker import BASE, docker, docker_host
+from tests.waiting import wait_until
 
 __all__ = ["docker_host"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -64,15 +65,15 @@ def start(
 
         yield begin
         for hold in holds:
-            hold.target.down(hold.handle)
+            hold.target.down(hold.target_handle)
 
 
 def test_it_runs_with_credentials_that_docker_never_sees(
     start: Callable[[FakeBehaviour], RunHandle], tmp_path: Path
 ) -> None:
     hold = start(WAITS)
-    eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it prints")
-    (container,) = hold.handle.details["containers"]
+    wait_until(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it prints")
+    (container,) = hold.target_handle.details["containers"]
     assert CANARY not in json.dumps(json.loads(docker("inspect", container)))
     assert CANARY not in hold.folder.plan().to_json()
     outcome = hold.stop()
@@ -80,7 +81,7 @@ def test_it_runs_with_credentials_that_docker_never_sees(
     assert outcome.receipt is not None
     assert outcome.receipt.left == ()
     assert not secrets.secrets_dir(hold.url).exists()
-    assert not Path(hold.handle.details["dir"]).exists(), "the bucket has everything"
+    assert not Path(hold.target_handle.details["dir"]).exists(), "the bucket has everything"
     assert [line.text for line in lifecycle.logs(hold.url, rank=0)] == ["rank 0 of 1 waits"]
 
 

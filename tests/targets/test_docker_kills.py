@@ -17,11 +17,12 @@ from headway.targets.docker.target import DockerTarget
 from headway.targets.fake import FakeBehaviour
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, eventually
+from tests.contract.suite import WAITS
 from tests.testbed.docker import BASE, docker, docker_host
+from tests.waiting import wait_until
 
 __all__ = ["docker_host"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_client_killed_at_any_request_leaves_containers_that_their_budget_ends
     plan = plan_of(WAITS, nodes=2, budget=Budget(hours=3 / 3600))
     names = kill_at_each_request(plan, tmp_path, f"b{os.getpid()}", every=3)
     assert len(names) > 15
-    nothing_stays(DockerTarget(), plan, names, eventually, live=running)
+    nothing_stays(DockerTarget(), plan, names, wait_until, live=running)
     started = [name for name in names if states(plan, name)]
     assert started
     assert all(states(plan, name) == ["budget"] for name in started)
@@ -62,6 +63,6 @@ def test_a_watcher_killed_at_any_request_leaves_containers_that_end_as_they_woul
 ) -> None:
     plan = plan_of(FakeBehaviour(lines=("hello",)))
     names = kill_at_each_request(plan, tmp_path, f"w{os.getpid()}", attached=True, first=50, every=5)
-    nothing_stays(DockerTarget(), plan, names, eventually, live=running)
+    nothing_stays(DockerTarget(), plan, names, wait_until, live=running)
     assert states(plan, names[-1]) == ["finished"]
     assert all(states(plan, name) in ([], ["finished"]) for name in names)

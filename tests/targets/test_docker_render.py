@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.plan import Code, Limits, Plan
+from headway.core.plan import UPLOADED, Code, Limits, Plan
 from headway.packaging import build
 from headway.packaging.dockerfile import image_of_plan
 from headway.spec import dump
@@ -165,6 +165,17 @@ def test_a_chosen_network_and_more_words_stand_before_the_image() -> None:
     assert argv.index("nofile=65536") < argv.index(image_of_plan(plan_of()).name)
 
 
+def test_a_project_s_data_is_mounted_where_it_was_uploaded() -> None:
+    plan = replace(plan_of(), data={"/home/me/leaves/leaves.csv": f"{UPLOADED}abc", "/data/coco": "known"})
+    words = [word for word in render.mounts(plan, 0) if "readonly" in word]
+    uploaded = "/home/me/runs/data/abc/leaves.csv"
+    assert f"type=bind,source={uploaded},target={uploaded},readonly" in words
+    assert "type=bind,source=/data/coco,target=/data/coco,readonly" in words
+    assert not any("/leaves/leaves.csv" in word for word in words)
+    stored = replace(plan, job={**plan.job, "outputs": "gs://bucket/runs"})
+    assert not any("leaves.csv" in word for word in render.mounts(stored, 0)), "the supervisor downloads it"
+
+
 def test_a_ready_image_is_not_built_and_is_given_code_and_headway() -> None:
     plan = plan_of(image=Image(uri="ghcr.io/somebody/trainer:v1"))
     names = [request.name for request in DockerTarget().render(plan)]
@@ -173,6 +184,19 @@ def test_a_ready_image_is_not_built_and_is_given_code_and_headway() -> None:
     assert "ghcr.io/somebody/trainer:v1" in argv
     assert any(mount.endswith("target=/headway/code") for mount in after(argv, "--mount"))
     assert "PYTHONPATH=/headway/wheel" in after(argv, "--env")
+
+
+def test_a_supervisor_is_brought_into_a_ready_image_with_an_interpreter_of_its_own() -> None:
+    plan = plan_of(image=Image(uri="image:1"))
+    brought = replace(plan, code=replace(plan.code, runtime="runtime-1.tar.gz"))
+    argv = words(brought, python="python3.8")
+    assert after(argv, "--entrypoint") == ["/headway/runtime/lib/ld.so"]
+    assert argv[argv.index("image:1") + 1] == "--library-path"
+    assert argv[-4:-2] == ["/headway/wheel/headway/supervisor/image_entry.py", "headway.runtime.worker"]
+    runtime = "source=/home/me/.local/state/headway/runtimes/runtime-1,target=/headway/runtime,readonly"
+    assert any(mount.endswith(runtime) for mount in after(argv, "--mount"))
+    assert "HEADWAY_PYTHON=python3.8" in after(argv, "--env")
+    assert not any(variable.startswith("PYTHONPATH") for variable in after(argv, "--env"))
 
 
 def test_after_a_push_the_digest_is_what_is_rendered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

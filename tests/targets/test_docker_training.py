@@ -17,11 +17,11 @@ from headway.launcher import lifecycle
 from headway.launcher.lifecycle import RunHandle
 from headway.planning import plan
 from headway.spec import Cadence, Checkpoint, Image, Job, Mount, Resources
-from tests.contract.suite import eventually
 from tests.testbed.docker import BASE, TORCH_IS_MOUNTED, docker, docker_host
+from tests.waiting import wait_until
 
 __all__ = ["docker_host"]
-pytestmark = TORCH_IS_MOUNTED
+pytestmark = [pytest.mark.docker, *TORCH_IS_MOUNTED]
 SITE = sysconfig.get_path("purelib")
 SCRIPT = """
 import os, time
@@ -42,7 +42,7 @@ for epoch in run.epochs(3):
         held_up = os.environ["HEADWAY_ATTEMPT"] == "1" and run.global_step >= 6
         time.sleep(run.config["pause_s"] if held_up else 0)
         loss = ((model(x).squeeze(-1) - y) ** 2).sum()
-        run.step(loss, optimizer, weight=len(x))
+        run.step(optimizer, loss_sum=loss, weight=len(x))
         run.log(loss=loss / len(x))
         print(f"step {run.global_step} on {os.uname().nodename}")
 run.finish()
@@ -93,9 +93,10 @@ def _taken_down() -> Iterator[list[RunHandle]]:
     holds: list[RunHandle] = []
     yield holds
     for hold in holds:
-        hold.target.down(hold.handle)
+        hold.target.down(hold.target_handle)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_run_that_was_taken_away_ends_with_the_same_bits(
     tmp_path: Path, taken_down: list[RunHandle], nodes: int
@@ -107,8 +108,8 @@ def test_a_run_that_was_taken_away_ends_with_the_same_bits(
 
     broken = lifecycle.launch(plan(job(tmp_path, nodes=nodes, pause_s=2.0), on="docker"), name="broken", detach=True)
     taken_down.append(broken)
-    eventually(lambda: steps(broken) >= 7, "it trains")
-    docker("stop", *broken.handle.details["containers"])
+    wait_until(lambda: steps(broken) >= 7, "it trains")
+    docker("stop", *broken.target_handle.details["containers"])
     assert broken.outcome().status.state is State.STOPPED
     done = steps(broken)
     assert done < 36

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,22 @@ from headway.core import platform
 from headway.core.errors import HeadwayError, RunBusy, TargetError, UnknownRun
 from headway.core.types import Handle, State, Target
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, TargetRef, look
+from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, TargetRef, find_resources
 from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
-from headway.rundir.layout import INTENT, PLAN
+from headway.rundir.layout import PLAN, SUBMISSION
 from headway.spec import Accelerator, Job, Resources, Secret
 from headway.storage import open_store, subfolders
 from headway.targets.fake import FakeBehaviour
 from headway.targets.local import processes as local_processes
 from headway.targets.local.target import LocalTarget, Options
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
+from tests.contract.suite import CANARY, WAITS, TargetContract
+from tests.waiting import wait_until
 
 
 def place(hold: RunHandle) -> Path:
-    return Path(hold.handle.details["dir"])
+    return Path(hold.target_handle.details["dir"])
 
 
 def supervisor(hold: RunHandle) -> local_processes.Process:
@@ -52,6 +53,29 @@ def ranks(hold: RunHandle) -> list[local_processes.Process]:
     return [found for found in everything(hold) if b"play.py" in Path(f"/proc/{found.pid}/cmdline").read_bytes()]
 
 
+@contextmanager
+def lose_host(everything: Callable[[], list[local_processes.Process]]) -> Iterator[None]:
+    processes = everything()
+    for process in processes:
+        process.send(signal.SIGSTOP)
+    yield
+    for process in processes:
+        process.send(signal.SIGKILL)
+    wait_until(lambda: everything() == [], "they die")
+
+
+@contextmanager
+def without_pid_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside it the process starts, and its pid file cannot be written."""
+
+    def no_space(place: Path, pid: int) -> local_processes.Process:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_processes, "_write_pid_file", no_space)
+        yield
+
+
 class TestLocal(TargetContract):
     kind = "local"
 
@@ -59,32 +83,17 @@ class TestLocal(TargetContract):
     def target(self, tmp_path: Path) -> Iterator[Target]:
         target = _Below(tmp_path, LocalTarget())
         yield target
-        assert target.found() == []
+        assert target.list_runs() == []
 
     def half_gone(self, hold: RunHandle) -> None:
         os.kill(ranks(hold)[0].pid, signal.SIGSTOP)  # it cannot die of a SIGTERM any more
         os.kill(supervisor(hold).pid, signal.SIGKILL)
 
-    @contextmanager
-    def lost_host(self, hold: RunHandle) -> Iterator[None]:
-        processes = everything(hold)
-        for process in processes:
-            process.send(signal.SIGSTOP)
-        yield
-        for process in processes:
-            process.send(signal.SIGKILL)
-        eventually(lambda: everything(hold) == [], "they die")
+    def lost_host(self, hold: RunHandle) -> AbstractContextManager[None]:
+        return lose_host(lambda: everything(hold))
 
-    @contextmanager
-    def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
-        def no_space(place: Path, pid: int) -> local_processes.Process:
-            raise OSError(28, "No space left on device")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                local_processes, "_write_pid_file", no_space
-            )  # the process runs, and its pid file cannot be written
-            yield
+    def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> AbstractContextManager[None]:
+        return without_pid_file(monkeypatch)
 
     def lines_about_a_secret(self) -> tuple[str, ...]:
         return ("the token is {TOKEN}",)
@@ -94,15 +103,15 @@ class TestLocal(TargetContract):
     def test_a_killed_supervisor_is_a_lost_run_at_once_and_it_can_go_on(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS, ranks=2))
         supervisor(hold).send(signal.SIGKILL)
-        eventually(lambda: not supervisor(hold).alive, "it dies")
-        status = hold.target.status(hold.handle)
+        wait_until(lambda: not supervisor(hold).alive, "it dies")
+        status = hold.target.status(hold.target_handle)
         assert status.state is State.LOST
         assert "killed" in status.reason
-        eventually(lambda: everything(hold) == [], "its ranks go with it")
+        wait_until(lambda: everything(hold) == [], "its ranks go with it")
         assert lifecycle.observe(hold.url).exit_code == 4
         printed = len(self.texts(hold))  # rank 0 may have been killed before its first word
         again = lifecycle.resume(hold.url)
-        eventually(lambda: len(self.texts(again)) == printed + 1, "the second attempt prints")
+        wait_until(lambda: len(self.texts(again)) == printed + 1, "the second attempt prints")
 
     def test_a_killed_rank_is_started_again_and_the_run_goes_on(
         self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
@@ -110,10 +119,10 @@ class TestLocal(TargetContract):
         monkeypatch.setenv("HEADWAY_TIMING", "restart_pause=0.1")
         hold = self.running(start(WAITS, retries=1))
         ranks(hold)[0].send(signal.SIGKILL)
-        eventually(lambda: len(self.texts(hold)) == 2, "the rank prints again")
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        wait_until(lambda: len(self.texts(hold)) == 2, "the rank prints again")
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
         ranks(hold)[0].send(signal.SIGKILL)
-        eventually(lambda: hold.target.status(hold.handle).state.ended, "its retries are spent")
+        wait_until(lambda: hold.target.status(hold.target_handle).state.ended, "its retries are spent")
         assert hold.status().state is State.FAILED
         assert "SIGKILL" in hold.status().reason
 
@@ -123,7 +132,7 @@ class TestLocal(TargetContract):
         hold = self.running(start(WAITS))
         for process in everything(hold):
             process.send(signal.SIGKILL)
-        eventually(lambda: everything(hold) == [], "they die")
+        wait_until(lambda: everything(hold) == [], "they die")
         assert hold.outcome().status.state is State.LOST
 
     @pytest.mark.parametrize("moment", ["before", "code", "started", "recorded"])
@@ -137,14 +146,14 @@ class TestLocal(TargetContract):
         assert client.returncode == -signal.SIGKILL, client.stderr
         url = str(tmp_path / "runs" / "orphan")
         live = moment in ("started", "recorded")
-        eventually(lambda: bool(target.found()) == live, "it is found by its label, if it was started")
+        wait_until(lambda: bool(target.list_runs()) == live, "it is found by its label, if it was started")
         status = lifecycle.open_run(url).target.status(Handle(target="local", run="orphan", url=url))
         assert status.state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
         receipt = lifecycle.down(url)
         assert receipt.left == ()
-        assert target.found() == []
+        assert target.list_runs() == []
         again = lifecycle.resume(url)
-        eventually(lambda: any("waits" in line.text for line in again.logs()), "it can still be run")
+        wait_until(lambda: any("waits" in line.text for line in again.logs()), "it can still be run")
         again.down()
 
     def test_a_run_outlives_its_terminal(self, plan_of: Callable[..., Plan], tmp_path: Path) -> None:
@@ -156,14 +165,14 @@ class TestLocal(TargetContract):
         )  # fmt: skip
         os.close(follower)
         url = str(tmp_path / "runs" / "mine")
-        eventually(lambda: (Path(url) / INTENT).exists(), "it is announced")
+        wait_until(lambda: (Path(url) / SUBMISSION).exists(), "it is announced")
         hold = lifecycle.open_run(url)
-        eventually(lambda: any("waits" in line.text for line in hold.logs()), "it runs")
+        wait_until(lambda: any("waits" in line.text for line in hold.logs()), "it runs")
         os.close(leader)  # the terminal is gone: SIGHUP for all that belong to it
         client.kill()
         client.wait()
         hold = lifecycle.open_run(url)
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
         leader_process = supervisor(hold)
         assert leader_process.pid == os.getsid(leader_process.pid)
         assert hold.stop().status.state is State.STOPPED
@@ -177,7 +186,7 @@ class TestLocal(TargetContract):
         plan_of: Callable[..., Plan],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("headway.planning.build.LOCAL_GRACE_S", 1.0)
+        monkeypatch.setattr("headway.core.types.GRACE_S", 1.0)
         hold = self.running(start(WAITS))
         (rank,) = ranks(hold)
         rank.send(signal.SIGSTOP)
@@ -193,14 +202,14 @@ class TestLocal(TargetContract):
         hold = start(FakeBehaviour(), env={"PIDFILE": str(pidfile)})
         assert hold.wait().status.state is State.FINISHED
         daemon = int(pidfile.read_text())
-        eventually(lambda: platform.process_start_time(daemon) == "", "the daemon is gone")
+        wait_until(lambda: platform.process_start_time(daemon) == "", "the daemon is gone")
 
     def test_the_pid_file_may_be_lost(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
         os.remove(place(hold) / local_processes.PID_FILE)
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
         assert hold.down().left == ()
-        assert hold.target.status(hold.handle).state is State.STOPPED
+        assert hold.target.status(hold.target_handle).state is State.STOPPED
 
     def test_a_pid_that_now_belongs_to_somebody_else_is_left_alone(self, start: Callable[..., RunHandle]) -> None:
         hold = start(FakeBehaviour())
@@ -214,7 +223,7 @@ class TestLocal(TargetContract):
                 "host": os.uname().nodename,
             }
             (place(hold) / local_processes.PID_FILE).write_text(json.dumps(known))
-            hold.target.down(hold.handle)
+            hold.target.down(hold.target_handle)
             assert bystander.poll() is None
         finally:
             bystander.kill()
@@ -226,20 +235,20 @@ class TestLocal(TargetContract):
         known = {"pid": 1, "started": "1", "boot": "another", "host": "far-away"}
         (place(hold) / local_processes.PID_FILE).write_text(json.dumps(known))
         with pytest.raises(TargetError, match="far-away"):
-            hold.target.down(hold.handle)
-        assert hold.target.status(hold.handle).state is State.FINISHED
+            hold.target.down(hold.target_handle)
+        assert hold.target.status(hold.target_handle).state is State.FINISHED
         (place(hold) / local_processes.PID_FILE).unlink()
 
     def test_the_code_is_the_one_that_was_planned(self, start: Callable[..., RunHandle], tmp_path: Path) -> None:
         (tmp_path / "project" / "extra.txt").write_text("as planned")
         hold = self.running(start(WAITS))
-        (tmp_path / "project" / "play.py").write_text("raise SystemExit('changed since')")
-        assert (place(hold) / "code" / "extra.txt").read_text() == "as planned"
         hold.stop()
+        (tmp_path / "project" / "play.py").write_text("raise SystemExit('changed since')")
+        (place(hold) / "code").mkdir()
         (place(hold) / "code" / "extra.txt").write_text("tampered with")
         (place(hold) / "code" / "own.txt").write_text("left by the script")
         again = lifecycle.resume(hold.url)
-        eventually(lambda: len(self.texts(again)) == 2, "it runs the recorded code again")
+        wait_until(lambda: len(self.texts(again)) == 2, "it runs the recorded code again")
         assert (place(hold) / "code" / "extra.txt").read_text() == "as planned"
         assert (place(hold) / "code" / "own.txt").read_text() == "left by the script"
 
@@ -252,7 +261,7 @@ class TestLocal(TargetContract):
         again = lifecycle.resume(str(moved))
         try:
             assert again.url == str(moved)
-            eventually(lambda: len(self.texts(again)) == 2, "it prints in its new place")
+            wait_until(lambda: len(self.texts(again)) == 2, "it prints in its new place")
         finally:
             again.down()
         assert not Path(hold.url).exists()
@@ -272,10 +281,10 @@ class TestLocal(TargetContract):
         for verb in (there.down, there.stop):
             with pytest.raises(TargetError, match="was moved from"):
                 verb()
-        eventually(lambda: target.found() == [], "without its lease the supervisor ends by itself")
+        wait_until(lambda: target.list_runs() == [], "without its lease the supervisor ends by itself")
         again = lifecycle.resume(moved, target=target)
         try:
-            eventually(lambda: len(self.texts(again)) == 2, "then it goes on in its new place")
+            wait_until(lambda: len(self.texts(again)) == 2, "then it goes on in its new place")
         finally:
             again.down()
 
@@ -290,7 +299,7 @@ class TestLocal(TargetContract):
             lifecycle.open_run(str(moved), target=target).down()
         command, _, _ = refused.value.problem.fix.partition(", then")
         subprocess.run(command.split(), check=True)
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
         assert hold.stop().status.state is State.STOPPED
 
     def test_the_same_folder_through_a_link_or_a_bind_mount_is_no_copy(
@@ -310,13 +319,13 @@ class TestLocal(TargetContract):
             if mounted:
                 subprocess.run(["umount", bound], check=True)
         assert lifecycle.open_run(str(link), target=target).stop().status.state is State.STOPPED
-        assert target.found() == []
+        assert target.list_runs() == []
 
     def test_root_leaves_other_peoples_processes_to_them(
         self, start: Callable[..., RunHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def verdict() -> str:
-            everything = look(TargetRef(name="local", kind="local", options={}))
+            everything = find_resources(TargetRef(name="local", kind="local", options={}))
             return next(each.verdict for each in everything if each.handle.url == hold.url)
 
         hold = self.running(start(WAITS))
@@ -327,6 +336,7 @@ class TestLocal(TargetContract):
         assert verdict() == OTHER_OWNER
         monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
         assert verdict() == ORPHAN, "ours, and its folder is gone"
+        shutil.rmtree(hold.url, ignore_errors=True)  # the run is live and may have written there meanwhile
         os.rename(tmp_path / "not-to-be-seen", hold.url)
 
     def test_the_environment_of_another_run_is_not_passed_on(
@@ -381,9 +391,9 @@ class TestLocal(TargetContract):
     ) -> None:
         hold = self.running(start(WAITS))
         shutil.rmtree(hold.url, ignore_errors=True)
-        (found,) = target.found()
+        (found,) = target.list_runs()
         assert target.down(found).left == ()
-        assert target.found() == []
+        assert target.list_runs() == []
         with pytest.raises(UnknownRun):
             target.status(found)
 
@@ -397,8 +407,8 @@ class _Below:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def found(self) -> list[Handle]:
-        return [found for found in self._target.found() if found.url.startswith(str(self._folder))]
+    def list_runs(self) -> list[Handle]:
+        return [found for found in self._target.list_runs() if found.url.startswith(str(self._folder))]
 
 
 def test_check_finds_what_would_stop_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,9 +426,9 @@ def test_check_finds_what_would_stop_a_job(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_does_not_stop_a_job_is_noted(tmp_path: Path) -> None:
-    job = Job(name="j", script="x.py", resources=Resources(accelerator=Accelerator(kind="T4")))
+    job = Job(name="j", script="x.py", root=str(tmp_path), resources=Resources(accelerator=Accelerator(kind="T4")))
     assert len(LocalTarget().notes(job, 10_000)) == 2
-    assert LocalTarget().notes(Job(name="j", script="x.py"), 1) == []
+    assert LocalTarget().notes(Job(name="j", script="x.py", root=str(tmp_path)), 1) == []
 
 
 def test_an_unwritable_folder_is_found_before_anything_is_started(

@@ -15,8 +15,9 @@ from headway.launcher.lifecycle import RunHandle
 from headway.targets.fake import FakeBehaviour
 from headway.targets.local import processes
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, eventually
+from tests.contract.suite import WAITS
 from tests.servers.gcs import GcsServer
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -37,11 +38,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
         yield begin
         for hold in holds:
-            hold.target.down(hold.handle)
+            hold.target.down(hold.target_handle)
 
 
 def place(hold: RunHandle) -> Path:
-    return Path(hold.handle.details["dir"])
+    return Path(hold.target_handle.details["dir"])
 
 
 def test_it_runs_logs_and_is_cleared_from_this_machine(
@@ -61,14 +62,14 @@ def test_it_runs_logs_and_is_cleared_from_this_machine(
 
 def test_what_was_printed_before_a_kill_is_not_lost(start: Callable[[FakeBehaviour], RunHandle]) -> None:
     hold = start(WAITS)
-    eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it prints")
+    wait_until(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it prints")
     supervisor = processes.read_supervisor(place(hold))
     assert supervisor is not None
     supervisor.send(signal.SIGKILL)
-    eventually(lambda: hold.target.status(hold.handle).state is State.LOST, "it is lost")
+    wait_until(lambda: hold.target.status(hold.target_handle).state is State.LOST, "it is lost")
     assert hold.outcome().exit_code == 4
     assert [line.text for line in hold.logs(rank=0)] == ["rank 0 of 1 waits"], "from the spool, kept for this"
     again = lifecycle.resume(hold.url)
-    eventually(lambda: len(list(again.folder.log_lines(rank=0))) == 2, "both attempts' lines are in the bucket")
+    wait_until(lambda: len(list(again.folder.log_lines(rank=0))) == 2, "both attempts' lines are in the bucket")
     assert again.stop().status.state is State.STOPPED
     assert not place(hold).exists()

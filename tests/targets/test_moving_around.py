@@ -15,14 +15,15 @@ from headway.launcher.migrate import Migration
 from headway.planning import plan
 from headway.spec import Image, Job, TargetEntry
 from tests.contract.counting import COUNT, count_to, counted, write_counting
-from tests.contract.suite import eventually
 from tests.testbed import sshd
 from tests.testbed.docker import BASE, docker_host
 from tests.testbed.slurm.cluster import Cluster
 from tests.testbed.slurm.cluster import lacking as no_slurm
+from tests.waiting import wait_until
 
 __all__ = ["docker_host"]
 pytestmark = [
+    pytest.mark.ssh,
     pytest.mark.slow,
     pytest.mark.skipif(bool(sshd.lacking() or no_slurm()), reason=f"moving: {sshd.lacking() or no_slurm()}"),
 ]
@@ -47,7 +48,7 @@ def places(tmp_path: Path, docker_host: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def stopped_at(step: int, hold: RunHandle) -> None:
-    eventually(lambda: len(counted(hold)) == step, f"{hold.folder.plan().target} goes on", within_s=240)
+    wait_until(lambda: len(counted(hold)) == step, f"{hold.folder.plan().target} goes on", within_s=240)
     assert hold.stop("to move on").status.state is State.STOPPED
 
 

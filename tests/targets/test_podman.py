@@ -25,7 +25,7 @@ from tests.testbed.docker import BASE
 from tests.testbed.podman import podman
 
 __all__ = ["podman"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.podman, pytest.mark.slow]
 
 
 class TestPodman(TargetContract):
@@ -40,7 +40,7 @@ class TestPodman(TargetContract):
     def target(self) -> Iterator[Target]:
         target = DockerTarget(Options(command="podman"), engine=Refusing())
         yield target
-        assert target.found() == []
+        assert target.list_runs() == []
 
     @pytest.fixture
     def plan_of(self, tmp_path: Path, outputs: str) -> Callable[..., Plan]:
@@ -56,11 +56,11 @@ class TestPodman(TargetContract):
         return lambda play, **more: plan_play(project, play, **{**shared, **more})
 
     def half_gone(self, hold: RunHandle) -> None:
-        subprocess.run(["podman", "kill", hold.handle.details["containers"][0]], check=True, capture_output=True)
+        subprocess.run(["podman", "kill", hold.target_handle.details["containers"][0]], check=True, capture_output=True)
 
     @contextmanager
     def lost_host(self, hold: RunHandle) -> Iterator[None]:
-        (container,) = hold.handle.details["containers"]
+        (container,) = hold.target_handle.details["containers"]
         shown = ["podman", "inspect", "--format", "{{.State.Pid}}", container]
         supervisor = int(subprocess.run(shown, check=True, capture_output=True, text=True).stdout)
         os.kill(supervisor, signal.SIGSTOP)

@@ -28,11 +28,16 @@ from headway.targets.slurm import lifecycle as slurm_lifecycle
 from headway.targets.slurm.client import run as run_command
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
-from tests.contract.suite import CANARY, WAITS, TargetContract, copied, eventually
+from tests.contract.suite import CANARY, WAITS, TargetContract, copied
 from tests.servers.gcs import GcsServer
 from tests.testbed.slurm.cluster import Cluster, lacking
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no Slurm here: {lacking()}")]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"no Slurm here: {lacking()}"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +58,16 @@ def supervisors(hold: RunHandle) -> list[processes.Process]:
 
 
 def job_of(hold: RunHandle) -> slurm_client.Job:
-    (job,) = slurm_client.jobs_of(run_command, hold.url, run_dir=Path(hold.handle.details["dir"]))
+    (job,) = slurm_client.jobs_of(run_command, hold.url, run_dir=Path(hold.target_handle.details["dir"]))
     return job
 
 
 def place(hold: RunHandle) -> Path:
-    return Path(hold.handle.details["dir"])
+    return Path(hold.target_handle.details["dir"])
 
 
 def _waits_again(status: Status) -> bool:
-    return status.state is State.PENDING and "whether it continues from them is up to the script" in status.reason
+    return status.state is State.PENDING and "whether it continues from them is up to the program" in status.reason
 
 
 def attempts(hold: RunHandle) -> int:
@@ -76,7 +81,7 @@ class TestSlurm(TargetContract):
     def target(self, cluster: Cluster) -> Iterator[Target]:
         target = SlurmTarget()
         yield target
-        eventually(lambda: target.found() == [], "nothing of ours is left in the queue")
+        wait_until(lambda: target.list_runs() == [], "nothing of ours is left in the queue")
 
     def half_gone(self, hold: RunHandle) -> None:
         (leader,) = supervisors(hold)
@@ -94,7 +99,7 @@ class TestSlurm(TargetContract):
         leader.send(signal.SIGKILL)
 
     def own_limit_s(self, hold: RunHandle) -> float | None:
-        shown = run_command(["scontrol", "--oneliner", "show", "job", str(hold.handle.details["job"])])
+        shown = run_command(["scontrol", "--oneliner", "show", "job", str(hold.target_handle.details["job"])])
         (limit,) = [word.partition("=")[2] for word in shown.split() if word.startswith("TimeLimit=")]
         hours, minutes, seconds = map(int, limit.split(":"))
         return hours * 3600.0 + minutes * 60.0 + seconds
@@ -126,10 +131,11 @@ class TestSlurm(TargetContract):
 
         yield begin
         for hold in holds:
-            hold.target.down(hold.handle)
+            hold.target.down(hold.target_handle)
 
     # Several nodes, several ranks.
 
+    @pytest.mark.ci
     def test_two_nodes_of_two_ranks_know_each_other(self, start: Callable[..., RunHandle]) -> None:
         line = "rank {rank} of {world} on {SLURM_NODEID} at {MASTER_ADDR}, files in {HEADWAY_RUN_DIR}"
         hold = start(FakeBehaviour(lines=(line,)), nodes=2, ranks=2)
@@ -148,7 +154,7 @@ class TestSlurm(TargetContract):
         )
         assert hold.wait().status.state is State.FINISHED
         assert [self.texts(hold, rank=rank) for rank in range(4)] == [[f"rank {rank} of 4"] for rank in range(4)]
-        shown = run_command(["scontrol", "show", "job", hold.handle.details["job"]])
+        shown = run_command(["scontrol", "show", "job", hold.target_handle.details["job"]])
         assert "gres:gpu:t4:4" in shown
 
     # Taken away and given back.
@@ -167,31 +173,32 @@ class TestSlurm(TargetContract):
         straight = start(FakeBehaviour(), name="straight")
         assert straight.wait().status.state is State.FINISHED
         hold = start_on(FakeBehaviour(), {"partition": partition}, nodes=2, env={"STOP_AT": "6"})
-        eventually(lambda: "step 6" in self.texts(hold), "it has made some steps")
+        wait_until(lambda: "step 6" in self.texts(hold), "it has made some steps")
         seen = tmp_path / "seen"
         urgent = f"--wrap=while [ ! -e {seen} ]; do sleep 0.1; done"
         cluster.run("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", urgent)
         try:
             # A job that Slurm is still clearing away is said to be completing in between.
-            eventually(lambda: _waits_again(hold.target.status(hold.handle)), "it waits again")
-            assert not hold.target.status(hold.handle).state.ended
+            wait_until(lambda: _waits_again(hold.target.status(hold.target_handle)), "it waits again")
+            assert not hold.target.status(hold.target_handle).state.ended
         finally:
             seen.touch()
         assert hold.wait().status.state is State.FINISHED
         assert attempts(hold) == 2
         assert self.texts(hold)[-1] == self.texts(straight)[-1], "as if it had never been interrupted"
 
+    @pytest.mark.ci
     def test_slurms_warning_before_the_time_limit_is_a_checkpoint_and_another_turn(
         self, start: Callable[..., RunHandle], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         play = FakeBehaviour(lines=("rank {rank} of {world} waits for {TOKEN}",), until_stopped=True)
         hold = self.running(start(play, nodes=2, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")}))
-        number = hold.handle.details["job"]
+        number = hold.target_handle.details["job"]
         cluster.run("scancel", "--batch", "--signal=TERM", number)  # what --signal=B:TERM@120 makes Slurm do
-        eventually(lambda: len(self.texts(hold)) == 2, "it has its second turn, with its secret")
+        wait_until(lambda: len(self.texts(hold)) == 2, "it has its second turn, with its secret")
         assert self.texts(hold) == ["rank 0 of 2 waits for ***"] * 2
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
         assert job_of(hold).id == number
         assert list((place(hold)).glob("private/*")) == [], "the secret is off the disk again"
         assert hold.stop().status.state is State.STOPPED
@@ -200,8 +207,8 @@ class TestSlurm(TargetContract):
         self, start_on: Callable[..., RunHandle], cluster: Cluster
     ) -> None:
         hold = self.running(start_on(WAITS, {"requeue": False}))
-        cluster.run("scancel", "--batch", "--signal=TERM", hold.handle.details["job"])
-        eventually(lambda: hold.target.status(hold.handle).state.ended, "it ends")
+        cluster.run("scancel", "--batch", "--signal=TERM", hold.target_handle.details["job"])
+        wait_until(lambda: hold.target.status(hold.target_handle).state.ended, "it ends")
         assert hold.outcome().status.state is State.STOPPED
 
     @pytest.mark.parametrize("waiting", [False, True])
@@ -211,27 +218,29 @@ class TestSlurm(TargetContract):
         hold = start_on(WAITS, {"args": ["--hold"] if waiting else []})
         if not waiting:
             self.running(hold)
-        assert hold.target.status(hold.handle).state is (State.PENDING if waiting else State.RUNNING)
-        cluster.run("scancel", hold.handle.details["job"])
-        eventually(lambda: hold.target.status(hold.handle).state.ended, "its end is seen")
+        assert hold.target.status(hold.target_handle).state is (State.PENDING if waiting else State.RUNNING)
+        cluster.run("scancel", hold.target_handle.details["job"])
+        wait_until(lambda: hold.target.status(hold.target_handle).state.ended, "its end is seen")
         outcome = hold.outcome()
         assert (outcome.status.state, outcome.exit_code) == (State.STOPPED, 4)
         if not waiting:
             again = lifecycle.resume(hold.url)
-            eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
+            wait_until(lambda: len(self.texts(again)) == 2, "the second attempt prints")
             again.down()
 
     def test_a_job_whose_comment_a_site_has_rewritten_is_not_taken_for_a_copys(
         self, start: Callable[..., RunHandle], target: Target, cluster: Cluster
     ) -> None:
         hold = self.running(start(WAITS))
-        number = str(hold.handle.details["job"])
+        number = str(hold.target_handle.details["job"])
         cluster.run("scontrol", "update", f"jobid={number}", "comment=by the site")
-        assert hold.target.status(hold.handle).state is State.RUNNING, "known by its number, and where it was submitted"
+        assert hold.target.status(hold.target_handle).state is State.RUNNING, (
+            "known by its number, and where it was submitted"
+        )
         copy = copied(hold.url, "copy")
         assert target.down(Handle(target="slurm", run="copy", url=copy, details={"job": number})).left == ()
         assert lifecycle.open_run(copy, target=target).down().removed == ()
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.target.status(hold.target_handle).state is State.RUNNING
         assert hold.stop().status.state is State.STOPPED
 
     def test_when_a_node_fails_the_run_goes_on_on_others(
@@ -242,8 +251,8 @@ class TestSlurm(TargetContract):
         cluster.kill_node(failed)
         try:
             cluster.run("scontrol", "update", f"NodeName={failed}", "State=DOWN", "Reason=it burnt")
-            eventually(lambda: len(self.texts(hold)) == 2, "the second attempt prints", within_s=120)
-            assert hold.target.status(hold.handle).state is State.RUNNING
+            wait_until(lambda: len(self.texts(hold)) == 2, "the second attempt prints", within_s=120)
+            assert hold.target.status(hold.target_handle).state is State.RUNNING
             assert failed not in cluster.run("scontrol", "show", "hostnames", job_of(hold).nodes).split()
             assert hold.stop().status.state is State.STOPPED
         finally:
@@ -252,16 +261,17 @@ class TestSlurm(TargetContract):
                 lambda: cluster.run("sinfo", "-h", "-n", failed, "-p", "debug", "-o", "%T") == "idle", "it is back"
             )
 
+    @pytest.mark.ci
     def test_a_killed_supervisor_is_a_lost_run_and_it_can_go_on(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
         supervisors(hold)[0].send(signal.SIGKILL)
-        eventually(lambda: hold.target.status(hold.handle).state.ended, "its end is seen")
-        status = hold.target.status(hold.handle)
+        wait_until(lambda: hold.target.status(hold.target_handle).state.ended, "its end is seen")
+        status = hold.target.status(hold.target_handle)
         assert status.state is State.LOST
         assert "137" in status.reason
         assert lifecycle.observe(hold.url).exit_code == 4
         again = lifecycle.resume(hold.url)
-        eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
+        wait_until(lambda: len(self.texts(again)) == 2, "the second attempt prints")
 
     # A client killed at every moment.
 
@@ -276,14 +286,14 @@ class TestSlurm(TargetContract):
         assert client.returncode == -signal.SIGKILL, client.stderr
         url = str(tmp_path / "runs" / "orphan")
         live = moment in ("submitted", "recorded")
-        assert [found.url for found in target.found()] == ([url] if live else [])
+        assert [found.url for found in target.list_runs()] == ([url] if live else [])
         status = target.status(Handle(target="slurm", run="orphan", url=url))
         assert status.state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
         assert lifecycle.down(url).left == ()
-        assert target.found() == []
+        assert target.list_runs() == []
         if moment == "submitted":
             again = lifecycle.resume(url)
-            eventually(lambda: any("waits" in line.text for line in again.logs()), "it can still be run")
+            wait_until(lambda: any("waits" in line.text for line in again.logs()), "it can still be run")
             again.down()
 
     # What a node runs.
@@ -351,7 +361,7 @@ class TestSlurm(TargetContract):
     ) -> None:
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         hold = start_on(WAITS, {"args": ["--hold"]}, nodes=2, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")})
-        number = hold.handle.details["job"]
+        number = hold.target_handle.details["job"]
         laid = place(hold) / "private" / "secrets.json"
         assert (laid.stat().st_mode & 0o777, laid.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         self.search(cluster.folder, number)
@@ -389,8 +399,8 @@ class TestSlurm(TargetContract):
     def test_an_ending_is_known_to_the_record_of_completed_jobs(self, start: Callable[..., RunHandle]) -> None:
         hold = start(FakeBehaviour(exit_code=7))
         hold.wait()
-        number = hold.handle.details["job"]
-        eventually(
+        number = hold.target_handle.details["job"]
+        wait_until(
             lambda: slurm_client._end_from_completions(run_command, number) is not None, "Slurm has written it down"
         )
         for source in (slurm_client._end_from_controller, slurm_client._end_from_completions):
@@ -408,7 +418,7 @@ class TestSlurm(TargetContract):
         silent.write_text(words)
         with monkeypatch.context() as patch:
             patch.setenv("SLURM_CONF", str(silent))
-            status = hold.target.status(hold.handle)
+            status = hold.target.status(hold.target_handle)
             assert status.state is State.RUNNING
             assert "cannot contact the Slurm controller" in status.reason
             with pytest.raises(TargetError, match="scontrol ping"):
@@ -429,9 +439,10 @@ class TestSlurm(TargetContract):
         made = plan_of(FakeBehaviour(), nodes=5)
         with pytest.raises(BadJob, match="no node of that partition"):
             lifecycle.launch(made, name="refused", detach=True)
-        assert target.found() == []
+        assert target.list_runs() == []
 
 
+@pytest.mark.ci
 def test_a_job_file_may_say_all_of_it(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("")
     (tmp_path / "headway.yaml").write_text(

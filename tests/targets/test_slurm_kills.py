@@ -16,12 +16,17 @@ from headway.targets.fake import FakeBehaviour
 from headway.targets.slurm.target import SlurmTarget
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, eventually
+from tests.contract.suite import WAITS
 from tests.targets.test_slurm import cluster
 from tests.testbed.slurm.cluster import Cluster, lacking
+from tests.waiting import wait_until
 
 __all__ = ["cluster"]
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no Slurm here: {lacking()}")]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"no Slurm here: {lacking()}"),
+]
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def test_a_client_killed_at_any_request_leaves_jobs_that_their_budget_ends(
     plan = plan_of(WAITS, budget=Budget(hours=3 / 3600))
     names = kill_at_each_request(plan, tmp_path, f"b{os.getpid()}", every=2)
     assert len(names) > 15
-    nothing_stays(SlurmTarget(), plan, names, eventually)
+    nothing_stays(SlurmTarget(), plan, names, wait_until)
     started = [name for name in names if states(plan, name)]
     assert started
     assert all(states(plan, name) == ["budget"] for name in started)
@@ -53,6 +58,6 @@ def test_a_watcher_killed_at_any_request_leaves_jobs_that_end_as_they_would(
 ) -> None:
     plan = plan_of(FakeBehaviour(lines=("hello",)))
     names = kill_at_each_request(plan, tmp_path, f"w{os.getpid()}", attached=True, first=50, every=5)
-    nothing_stays(SlurmTarget(), plan, names, eventually)
+    nothing_stays(SlurmTarget(), plan, names, wait_until)
     assert states(plan, names[-1]) == ["finished"]
     assert all(states(plan, name) in ([], ["finished"]) for name in names)

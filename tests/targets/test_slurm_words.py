@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.command import CommandError
 from headway.core.errors import TargetError
 from headway.core.types import State
 from headway.launcher import lifecycle
@@ -17,12 +18,22 @@ from headway.planning import plan
 from headway.spec import Image, Job, Mount, Resources, Secret
 from headway.storage import open_store, subfolders
 from headway.targets.slurm import checks, client
-from headway.targets.slurm.client import CommandError, Unknown, Unreachable, command_error
+from headway.targets.slurm.client import Unknown, Unreachable, command_error
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
 from tests.targets.test_slurm_script import LARGE, SMALL
 
 ME = os.geteuid()
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the jobs."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in ("train.py", "requirements.txt"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
 
 
 @dataclass
@@ -197,8 +208,8 @@ def test_a_run_without_a_last_word_is_told_by_how_its_job_ended(
     submitted: Callable[[dict[str, str | CommandError]], RunHandle], ended: str, state: State, word: str
 ) -> None:
     hold = submitted({"scontrol show job 77": JOB_12.format(ended, "1:0")})
-    assert hold.handle.details["job"] == "77"
-    status = hold.target.status(hold.handle)
+    assert hold.target_handle.details["job"] == "77"
+    status = hold.target.status(hold.target_handle)
     assert status.state is state
     assert word in status.reason
     assert status.state.resumable
@@ -208,16 +219,16 @@ def test_a_job_that_everybody_has_forgotten_is_told_by_what_its_script_left(
     submitted: Callable[[dict[str, str | CommandError]], RunHandle],
 ) -> None:
     hold = submitted({"scontrol": NO_JOB, "sacct --noheader": NO_ACCOUNTS, "sacct --completion": ""})
-    assert hold.target.status(hold.handle).state is State.LOST
-    assert "no longer known" in hold.target.status(hold.handle).reason
-    place = Path(hold.handle.details["dir"])
+    assert hold.target.status(hold.target_handle).state is State.LOST
+    assert "no longer known" in hold.target.status(hold.target_handle).reason
+    place = Path(hold.target_handle.details["dir"])
     (place / "exit").write_text("77 3\n")
     (place / "job-77.log").write_text("headway: setup: false\nslurmstepd: error: noise\n")
-    status = hold.target.status(hold.handle)
+    status = hold.target.status(hold.target_handle)
     assert (status.state, status.exit_code) == (State.FAILED, 3)
     assert status.reason.endswith("last output: headway: setup: false")
     (place / "exit").write_text("12 3\n")
-    assert hold.target.status(hold.handle).state is State.LOST, "that was another job's"
+    assert hold.target.status(hold.target_handle).state is State.LOST, "that was another job's"
 
 
 def test_a_refused_submission_leaves_nothing(
@@ -281,7 +292,7 @@ def test_what_slurm_itself_would_refuse_is_found_before_launch() -> None:
     ("job", "options", "word"),
     [
         (SMALL, Options(args=("--array=0-9",)), "--array"),
-        (SMALL, Options(args=("exclusive",)), "no option"),
+        (SMALL, Options(args=("exclusive",)), "not an option"),
         (SMALL, Options(time=60.0), "too short"),
         (SMALL, Options(constraint="a b"), "constraint"),
         (replace(SMALL, outputs="/" + "ü" * 300), Options(), "shorter"),

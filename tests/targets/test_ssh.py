@@ -24,10 +24,15 @@ from headway.targets.ssh import lifecycle
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.target import SshTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import TargetContract, eventually
+from tests.contract.suite import TargetContract
 from tests.testbed.sshd import Server, lacking, running_below
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
+pytestmark = [
+    pytest.mark.ssh,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}"),
+]
 
 
 def there(hold: RunHandle) -> list[local_processes.Process]:
@@ -51,7 +56,7 @@ class SshContract(TargetContract):
     def target(self, options: dict[str, Any], tmp_path: Path) -> Iterator[Target]:
         target = SshTarget(Options(**options), log=lambda text: None)
         yield target
-        eventually(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
+        wait_until(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
 
     @pytest.fixture
     def plan_of(self, tmp_path: Path, outputs: str, options: dict[str, Any]) -> Callable[..., Plan]:
@@ -78,7 +83,7 @@ class SshContract(TargetContract):
         yield
         for process in processes:
             process.send(signal.SIGKILL)
-        eventually(lambda: there(hold) == [], "they die")
+        wait_until(lambda: there(hold) == [], "they die")
 
     def lease_store(self, hold: RunHandle) -> Store:
         (label,) = [
@@ -87,7 +92,7 @@ class SshContract(TargetContract):
         return open_store(label[local_processes.URL_VARIABLE])
 
     def own_limit_s(self, hold: RunHandle) -> float | None:
-        (found,) = [each for each in hold.target.found() if each.url == hold.url]
+        (found,) = [each for each in hold.target.list_runs() if each.url == hold.url]
         return float(found.details["expires"]) - time.time()
 
     @contextmanager

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from headway.targets.ssh import lifecycle
-from tests.testbed.docker import base_tar, why_not
+from tests.testbed.docker import base_tar, unavailable_reason
 
-WHY_NOT = why_not() or ("" if Path("/dev/loop-control").exists() else "no loop devices")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=f"ssh: {WHY_NOT}")]
+WHY_NOT = unavailable_reason() or ("" if Path("/dev/loop-control").exists() else "no loop devices")
+pytestmark = [pytest.mark.ssh, pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=f"ssh: {WHY_NOT}")]
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,18 @@ from headway.targets.ssh.options import Options
 from headway.targets.ssh.target import SshTarget
 from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, eventually
+from tests.contract.suite import WAITS
 from tests.testbed.docker import BASE, docker, docker_host
+from tests.testbed.images import image
 from tests.testbed.sshd import Server, lacking
+from tests.waiting import wait_until
 
 __all__ = ["docker_host"]
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
+pytestmark = [
+    pytest.mark.ssh,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +91,25 @@ def test_a_ready_image_is_used_as_it_is_with_code_and_headway_brought(plan_of: C
     assert containers(hold) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("bionic", {"command": ("python3", "-c", "import sys; print('python %d.%d' % sys.version_info[:2])")}),
+        ("musl", {"command": ("sh", "-c", "command -v python3 || echo no python")}),
+    ],
+)
+def test_an_old_python_or_none_in_the_image_will_do(plan_of: Callable[..., Plan], name: str, program: Any) -> None:
+    made = plan_of(FakeBehaviour(), script=None, args=(), image=Image(uri=image(name)), **program)
+    hold = lifecycle.launch(made, name=f"any-{name}", target=target_of(made))
+    assert hold.outcome().status.state is State.FINISHED, hold.outcome().status
+    assert [line.text for line in hold.logs(rank=0)] == [{"bionic": "python 3.6", "musl": "no python"}[name]]
+
+
 def test_a_stopped_container_goes_on_where_it_was(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
     project = write_counting(tmp_path / "counting")
     made = plan_of(FakeBehaviour(), script=COUNT, root=str(project), args=("10", "0.01", "3"))
     hold = lifecycle.launch(made, name="counts", detach=True, target=target_of(made))
-    eventually(lambda: len(counted(hold)) == 3, "it counts")
+    wait_until(lambda: len(counted(hold)) == 3, "it counts")
     outcome = hold.stop()
     assert outcome.status.state is State.STOPPED, outcome
     assert containers(hold) == ""
@@ -102,10 +122,10 @@ def test_a_container_whose_client_there_was_killed_is_found_and_ended(plan_of: C
     made = plan_of(WAITS)
     target = target_of(made)
     hold = lifecycle.launch(made, name="orphan", detach=True, target=target)
-    eventually(lambda: any("waits" in line.text for line in hold.logs()), "it waits")
+    wait_until(lambda: any("waits" in line.text for line in hold.logs()), "it waits")
     found = subprocess.run(["pgrep", "-f", "docker run --rm.*headway-orphan-0"], capture_output=True, text=True)
     for pid in found.stdout.split():
         subprocess.run(["kill", "-9", pid])
     assert hold.down().left == ()
-    eventually(lambda: containers(hold) == "", "and its container with it")
-    assert target.found() == []
+    wait_until(lambda: containers(hold) == "", "and its container with it")
+    assert target.list_runs() == []

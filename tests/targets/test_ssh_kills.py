@@ -21,11 +21,16 @@ from headway.targets.ssh.rental import Records
 from headway.targets.ssh.target import SshTarget
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, eventually
+from tests.contract.suite import WAITS
 from tests.targets.test_ssh_rented import Cloud, guardians
 from tests.testbed.sshd import Server, lacking, running_below
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
+pytestmark = [
+    pytest.mark.ssh,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}"),
+]
 
 
 @pytest.fixture
@@ -72,7 +77,7 @@ def test_a_client_killed_at_any_request_leaves_what_its_budget_ends_there(
     plan = plan_of(WAITS, budget=Budget(hours=3 / 3600))
     names = kill_at_each_request(plan, tmp_path, f"b{os.getpid()}", every=3)
     assert len(names) > 15
-    nothing_stays(target_of(plan), plan, names, eventually, live=running(plan))
+    nothing_stays(target_of(plan), plan, names, wait_until, live=running(plan))
     started = [name for name in names if states(plan, name)]
     assert started
     assert all(states(plan, name) == ["budget"] for name in started)
@@ -83,7 +88,7 @@ def test_a_watcher_killed_at_any_request_leaves_what_ends_as_it_would(
 ) -> None:
     plan = plan_of(FakeBehaviour(lines=("hello",)))
     names = kill_at_each_request(plan, tmp_path, f"w{os.getpid()}", attached=True, first=60, every=12)
-    nothing_stays(target_of(plan), plan, names, eventually, live=running(plan))
+    nothing_stays(target_of(plan), plan, names, wait_until, live=running(plan))
     assert states(plan, names[-1]) == ["finished"]
     assert all(states(plan, name) in ([], ["finished"]) for name in names)
 
@@ -94,7 +99,7 @@ def test_a_client_killed_at_any_request_leaves_no_machine_rented(
     cloud = Cloud(tmp_path / "cloud", server)
     plan = plan_of(FakeBehaviour(lines=("hello",)), cloud.entry())
     names = kill_at_each_request(plan, tmp_path, f"r{os.getpid()}", attached=True, first=5, every=8)
-    nothing_stays(target_of(plan), plan, names, eventually, live=running(plan))
+    nothing_stays(target_of(plan), plan, names, wait_until, live=running(plan))
     assert cloud.machines == []
     assert Records().all() == []
     assert states(plan, names[-1]) == ["finished"]

@@ -20,7 +20,7 @@ from headway.core.types import State
 from headway.launcher import lifecycle
 from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan, plan
-from headway.spec import Accelerator, Budget, Data, Job, Resources, Secret, Source, TargetEntry
+from headway.spec import Accelerator, Budget, Data, Image, Job, Resources, Secret, Source, TargetEntry
 from headway.targets.fake import FakeBehaviour
 from headway.targets.ssh import agent, checks, connection, sync
 from headway.targets.ssh import lifecycle as ssh_lifecycle
@@ -30,10 +30,15 @@ from headway.targets.ssh.sync import Mirror
 from headway.targets.ssh.target import SshTarget
 from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, eventually
+from tests.contract.suite import WAITS
 from tests.testbed.sshd import Server, lacking, running_below
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
+pytestmark = [
+    pytest.mark.ssh,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}"),
+]
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -41,7 +46,7 @@ GOLDEN = Path(__file__).parent / "golden"
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
     yield
-    eventually(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
+    wait_until(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
 
 
 @pytest.fixture
@@ -105,6 +110,7 @@ def test_a_machine_that_shows_another_key_than_before_is_refused(
 # Connections.
 
 
+@pytest.mark.ci
 def test_a_run_survives_its_connections_and_is_found_again(
     entry: dict[str, Any], plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
@@ -120,9 +126,9 @@ def test_a_run_survives_its_connections_and_is_found_again(
     )
     hold = lifecycle.launch(made, name="cut-off", detach=True, target=target_of(made))
     try:
-        eventually(lambda: len(counted(hold)) >= 1, "it counts")
+        wait_until(lambda: len(counted(hold)) >= 1, "it counts")
         box.stop()
-        status = hold.target.status(hold.handle)
+        status = hold.target.status(hold.target_handle)
         assert "cannot be reached" in status.reason
         assert not status.state.ended, "nobody could be asked: that is no end"
         with pytest.raises(TargetError, match="cannot be reached"):
@@ -134,7 +140,7 @@ def test_a_run_survives_its_connections_and_is_found_again(
     finally:
         if not box.port or box._process is None:
             box.start()
-        hold.target.down(hold.handle)
+        hold.target.down(hold.target_handle)
         box.stop()
 
 
@@ -176,6 +182,7 @@ def _without_files(ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str
     return asked
 
 
+@pytest.mark.ci
 def test_data_of_this_machine_is_sent_once_under_its_fingerprint_and_the_rate_is_shown(
     entry: dict[str, Any], plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
@@ -302,13 +309,14 @@ def test_a_machine_of_which_nothing_is_known_is_given_an_environment(
     assert ("uv" in said.split()) == (tool == "uv")
 
 
+@pytest.mark.ci
 def test_the_limit_is_held_there_without_any_client(
     entry: dict[str, Any], plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_lifecycle, "lifetime_s", lambda plan: 3.0)
     made = plan_of(WAITS, entry, budget=Budget(hours=5))
     hold = lifecycle.launch(made, name="limited", detach=True, target=target_of(made))
-    eventually(lambda: hold.target.status(hold.handle).state.ended, "the watchdog ends it")
+    wait_until(lambda: hold.target.status(hold.target_handle).state.ended, "the watchdog ends it")
     assert hold.outcome().status.state is State.STOPPED
 
 
@@ -330,7 +338,7 @@ def test_a_second_machine_of_the_same_user_sees_only_its_own_runs(
     made = plan_of(WAITS, entry)
     hold = lifecycle.launch(made, name="mine", detach=True, target=target_of(made))
     other = SshTarget(Options(**{**entry, "dir": str(tmp_path / "another")}), log=lambda text: None)
-    assert other.found() == []
+    assert other.list_runs() == []
     hold.down()
 
 
@@ -342,8 +350,8 @@ def test_a_machine_of_ones_own_with_self_down_is_told_when_the_outputs_are_safe(
     hold = lifecycle.launch(made, name="mine", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED
     assert texts(hold) == ["done"]
-    eventually(told.exists, "self_down runs, long before it would by itself")
-    assert hold.target.found() == []
+    wait_until(told.exists, "self_down runs, long before it would by itself")
+    assert hold.target.list_runs() == []
 
 
 def test_one_spelling_of_outputs_gives_one_place() -> None:
@@ -416,6 +424,22 @@ def test_the_script_is_the_one_that_was_reviewed(tmp_path: Path, monkeypatch: py
     golden = GOLDEN / "ssh-start.sh"
     steady = text.replace(made.headway, "VERSION").replace(_key(text), "KEY")
     assert steady == golden.read_text(), f"if this is meant: write it to {golden}"
+
+
+def test_a_container_there_is_started_by_the_supervisors_own_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("headway.planning.build.runtime_name", lambda job, platform: "runtime-1.tar.gz")
+    (tmp_path / "train.py").write_text("")
+    box = TargetEntry(kind="ssh", options={"host": "me@box", "engine": "docker"})
+    keys: dict[str, Any] = {"script": "train.py", "root": str(tmp_path), "outputs": "gs://bucket/runs"}
+    made = plan(Job(name="words", image=Image(uri="image:1"), targets={"box": box}, **keys), on="box")
+    text = str(made.requests[0].body["text"])
+    assert '--entrypoint "$HEADWAY_DIR/runtimes/runtime-1"/lib/ld.so' in text
+    assert '"$HEADWAY_PLACE/headway"/headway/supervisor/image_entry.py headway.runtime.worker --run' in text
+    assert "--env PYTHONPATH" not in text
+    shellcheck(text, tmp_path)
 
 
 def _key(text: str) -> str:

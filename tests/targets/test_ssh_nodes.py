@@ -23,12 +23,13 @@ from headway.targets.local import processes
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.target import SshTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, eventually
+from tests.contract.suite import WAITS
 from tests.targets.test_docker_training import SCRIPT as TRAINS
 from tests.testbed.namespaces import Hosts, lacking
 from tests.testbed.sshd import running_below
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"ssh nodes: {lacking()}")]
+pytestmark = [pytest.mark.ssh, pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"ssh nodes: {lacking()}")]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
     yield
-    eventually(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
+    wait_until(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
 
 
 @pytest.fixture
@@ -73,6 +74,7 @@ def target_of(plan: Plan) -> SshTarget:
     return SshTarget(Options(**plan.options), log=lambda text: None)
 
 
+@pytest.mark.ci
 def test_two_machines_of_two_ranks_know_each_other_by_address(plan_of: Callable[..., Plan], hosts: Hosts) -> None:
     made = plan_of(
         FakeBehaviour(lines=("rank {rank} of {world} at {MASTER_ADDR} in {HEADWAY_PLACE}",)), nodes=2, ranks=2
@@ -100,7 +102,7 @@ def test_a_stop_ends_all_machines_and_a_resume_starts_them_again(plan_of: Callab
 
 
 def waits(hold: RunHandle, times: int = 1) -> None:
-    eventually(
+    wait_until(
         lambda: all(sum("waits" in line.text for line in hold.logs(rank=rank)) == times for rank in range(2)),
         "both wait",
     )
@@ -127,8 +129,8 @@ def test_a_node_whose_supervisor_was_killed_ends_the_run_on_all(plan_of: Callabl
     leaders = [process for process in found if process.runs("headway.runtime.worker")]
     for process in leaders:
         os.kill(process.pid, signal.SIGKILL)
-    eventually(lambda: hold.target.status(hold.handle).state.ended, "it is seen to be gone")
-    assert hold.target.status(hold.handle).state.resumable
+    wait_until(lambda: hold.target.status(hold.target_handle).state.ended, "it is seen to be gone")
+    assert hold.target.status(hold.target_handle).state.resumable
     assert hold.down().left == ()
 
 
@@ -166,11 +168,11 @@ def test_two_machines_train_as_one_and_a_stopped_run_ends_with_the_same_bits(
     assert straight.outcome().status.state is State.FINISHED, [line.text for line in straight.logs()][-20:]
     broken = lifecycle.launch(plan(job(2.0), on="pool"), name="broken", detach=True)
     try:
-        eventually(lambda: steps(broken) >= 7, "it trains")
+        wait_until(lambda: steps(broken) >= 7, "it trains")
         assert broken.stop().status.state is State.STOPPED
         assert steps(broken) < 36
         again = lifecycle.resume(broken.url)
         assert again.wait().status.state is State.FINISHED, [line.text for line in again.logs()][-20:]
         assert digest(again) == digest(straight)
     finally:
-        broken.target.down(broken.handle)
+        broken.target.down(broken.target_handle)

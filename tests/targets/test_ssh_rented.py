@@ -32,10 +32,15 @@ from headway.targets.ssh.rental import Records, fill_placeholders, parse_machine
 from headway.targets.ssh.target import SshTarget
 from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, copied, eventually
+from tests.contract.suite import WAITS, copied
 from tests.testbed.sshd import Server, lacking, running_below
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
+pytestmark = [
+    pytest.mark.ssh,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}"),
+]
 
 
 PROVIDER = """#!/bin/sh
@@ -101,7 +106,7 @@ class Cloud:
 def cloud(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
     yield Cloud(tmp_path / "cloud", server)
-    eventually(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
+    wait_until(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
 
 
 @pytest.fixture
@@ -149,7 +154,7 @@ def test_a_machine_is_rented_its_key_pinned_and_given_back_when_the_run_has_ende
     assert any("host key pinned at first sight" in text and "SHA256:" in text for text in said)
     assert outcome.receipt is not None
     assert "machine vm-mine" in outcome.receipt.removed
-    eventually(lambda: guardians(hold.url) == [], "nothing is left to guard")
+    wait_until(lambda: guardians(hold.url) == [], "nothing is left to guard")
     assert Records().all() == []
 
 
@@ -214,15 +219,15 @@ def test_a_client_killed_while_up_is_at_work_leaves_no_machine(
         WAITS, {**entry, "up": f"touch {gate}.waits; while [ ! -e {gate} ]; do sleep 0.05; done; {entry['up']}"}
     )
     process = client(plan, tmp_path, "killed")
-    eventually(lambda: Path(f"{gate}.waits").exists(), "up is at work")
+    wait_until(lambda: Path(f"{gate}.waits").exists(), "up is at work")
     (record,) = Records().all()
     assert record.state == rental.REQUESTED, "recorded before it is asked for"
     process.kill()
     process.wait()
     gate.touch()
-    eventually(lambda: cloud.folder.joinpath("calls").exists() and "down killed vm-killed" in cloud.calls, "given back")
-    eventually(lambda: cloud.machines == [] and Records().all() == [], "nothing is left")
-    eventually(lambda: guardians(record.url) == [], "nothing is left to guard")
+    wait_until(lambda: cloud.folder.joinpath("calls").exists() and "down killed vm-killed" in cloud.calls, "given back")
+    wait_until(lambda: cloud.machines == [] and Records().all() == [], "nothing is left")
+    wait_until(lambda: guardians(record.url) == [], "nothing is left to guard")
 
 
 def test_a_killed_client_is_outlived_and_the_machine_given_back_at_the_end(
@@ -233,16 +238,16 @@ def test_a_killed_client_is_outlived_and_the_machine_given_back_at_the_end(
         FakeBehaviour(lines=("working",)), cloud.entry(), setup=(f"while [ ! -e {go} ]; do sleep 0.05; done",)
     )
     process = client(plan, tmp_path, "outlived", "follow")
-    eventually(lambda: bool(cloud.folder.joinpath("calls").exists() and Records().all()
+    wait_until(lambda: bool(cloud.folder.joinpath("calls").exists() and Records().all()
                             and Records().all()[0].state == rental.STARTED), "it is started")  # fmt: skip
     process.send_signal(signal.SIGHUP)  # the terminal is closed …
     process.kill()  # … and what was in it is killed
     process.wait()
     assert cloud.machines == ["vm-outlived"]
     go.touch()
-    eventually(lambda: cloud.machines == [], "the guardian gives it back")
+    wait_until(lambda: cloud.machines == [], "the guardian gives it back")
     hold = lifecycle.open_run(str(tmp_path / "runs" / "outlived"))
-    eventually(lambda: (tmp_path / "runs/outlived/teardown.json").exists(), "and writes the receipt")
+    wait_until(lambda: (tmp_path / "runs/outlived/teardown.json").exists(), "and writes the receipt")
     assert [line.text for line in hold.logs(rank=0)] == ["working"]
     assert hold.outcome().exit_code == 0
 
@@ -259,7 +264,7 @@ def test_without_a_client_and_without_a_guardian_the_machine_ends_itself(
         os.kill(pid, signal.SIGKILL)
     assert cloud.machines == ["vm-alone"]
     go.touch()
-    eventually(lambda: cloud.machines == [], "the watchdog runs self_down after the budget is spent")
+    wait_until(lambda: cloud.machines == [], "the watchdog runs self_down after the budget is spent")
     assert lifecycle.down(hold.url, say=lambda text: None).left == ()
 
 
@@ -274,12 +279,12 @@ def test_a_machine_that_stays_is_in_the_receipt_and_found_by_gc(cloud: Cloud, pl
     assert outcome.receipt.left == ("machine vm-sticky",)
     for pid in guardians(hold.url):
         os.kill(pid, signal.SIGKILL)
-    (found,) = target.found()
+    (found,) = target.list_runs()
     assert (found.run, found.url) == ("sticky", hold.url)
     willing = SshTarget(Options(**entry), log=lambda text: None)
     assert willing.down(found).left == ()
     assert cloud.machines == []
-    assert target.found() == []
+    assert target.list_runs() == []
 
 
 def test_who_waits_for_another_process_that_takes_the_run_down_is_told(
@@ -289,8 +294,8 @@ def test_who_waits_for_another_process_that_takes_the_run_down_is_told(
     target = target_of(plan_of(FakeBehaviour(), cloud.entry()), said)
     hold = lifecycle.launch(plan_of(FakeBehaviour(), cloud.entry()), name="shared", detach=True, target=target)
     with ThreadPoolExecutor() as pool, locked(*Records().lock(hold.url)):
-        waiting = pool.submit(target.down, hold.handle)
-        eventually(lambda: any("by another process" in line for line in said), "it says what it waits for")
+        waiting = pool.submit(target.down, hold.target_handle)
+        wait_until(lambda: any("by another process" in line for line in said), "it says what it waits for")
         assert not waiting.done()
     assert waiting.result().left == ()
 
@@ -302,7 +307,7 @@ def test_a_stop_ends_the_billing_and_a_resume_rents_again_and_goes_on_where_it_w
     plan = plan_of(FakeBehaviour(), cloud.entry(), script=COUNT, root=str(project), args=("8", "0.01", "3"))
     target = target_of(plan, [])
     hold = lifecycle.launch(plan, name="twice", detach=True, target=target)
-    eventually(lambda: len(counted(hold)) == 3, "it counts")
+    wait_until(lambda: len(counted(hold)) == 3, "it counts")
     assert hold.stop().status.state is State.STOPPED
     assert cloud.machines == []
     again = lifecycle.resume(hold.url, target=target)
@@ -319,7 +324,7 @@ def test_down_of_a_copied_folder_leaves_the_machine_and_the_guardian_of_the_orig
     plan, said = plan_of(WAITS, cloud.entry()), []
     target = target_of(plan, said)
     hold = lifecycle.launch(plan, name="first", detach=True, target=target)
-    eventually(lambda: prints(hold), "it runs")
+    wait_until(lambda: prints(hold), "it runs")
     copy = lifecycle.open_run(copied(hold.url, "second"), target=target)
     assert copy.status().state is State.LOST
     assert copy.down() == copy.stop().receipt == Receipt(run="second")
@@ -361,10 +366,10 @@ def test_down_by_name_alone_finds_a_machine_of_which_no_record_is_left(
     hold = lifecycle.launch(plan, name="orphan", detach=True, target=target)
     for pid in guardians(hold.url):
         os.kill(pid, signal.SIGKILL)
-    target.down(hold.handle)  # ends what runs, so that the test leaves nothing
+    target.down(hold.target_handle)  # ends what runs, so that the test leaves nothing
     (cloud.folder / "machines" / "vm-orphan").touch()
     Records().delete(hold.url)
-    assert target.down(type(hold.handle)(target="vm", run="orphan", url=hold.url)).left == ()
+    assert target.down(type(hold.target_handle)(target="vm", run="orphan", url=hold.url)).left == ()
     assert cloud.machines == []
 
 

@@ -31,11 +31,15 @@ from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import REQUESTED, Records, fill_placeholders
 from headway.targets.ssh.target import SshTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import eventually
 from tests.targets.test_ssh_rented import Cloud, client, guardians, target_of
 from tests.testbed.sshd import Server, lacking, running_below
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
+pytestmark = [
+    pytest.mark.ssh,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}"),
+]
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -48,7 +52,7 @@ def cloud(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> It
     yield Cloud(tmp_path / "cloud", server)
     for rental in Records().all():
         unguarded(rental.url)
-    eventually(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
+    wait_until(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
 
 
 @pytest.fixture
@@ -66,7 +70,7 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
 def unguarded(url: str) -> None:
     for pid in guardians(url):
         os.kill(pid, signal.SIGKILL)
-    eventually(lambda: guardians(url) == [], "nobody guards it")
+    wait_until(lambda: guardians(url) == [], "nobody guards it")
 
 
 @pytest.fixture
@@ -242,9 +246,9 @@ def test_a_down_that_succeeded_and_left_the_machine_there_does_not_excuse_a_late
     assert_kept(hold, hold.down())
     cloud.turns("logged-out")
     real = SshTarget(Options(**{**entry, "list": hidden}), log=said.append)
-    assert real.down(hold.handle).left == ("machine vm-mine",)
+    assert real.down(hold.target_handle).left == ("machine vm-mine",)
     (cloud.folder / "logged-out").unlink()
-    assert real.down(hold.handle).left == ()
+    assert real.down(hold.target_handle).left == ()
     assert cloud.machines == []
 
 
@@ -329,7 +333,7 @@ def test_a_machine_that_is_on_record_is_not_overwritten_by_a_second_start(
 def killed_in_up(cloud: Cloud, plan: Plan, tmp_path: Path) -> str:
     """A client that is killed while `up` is at work, and nobody guards the run."""
     process = client(plan, tmp_path, "mine")
-    eventually(lambda: (tmp_path / "gate.waits").exists(), "up is at work")
+    wait_until(lambda: (tmp_path / "gate.waits").exists(), "up is at work")
     (record,) = Records().all()
     unguarded(record.url)
     process.kill()
@@ -408,7 +412,7 @@ def test_a_client_killed_before_up_was_begun_leaves_nothing_to_give_back(
 
     url = str(tmp_path / "runs" / "mine")
     Records().write(ProvisionedMachine(run="mine", url=url, target="vm", options=dict(plan.options)))
-    (found,) = SshTarget(Options(**plan.options)).found()
+    (found,) = SshTarget(Options(**plan.options)).list_runs()
     receipt = SshTarget(Options(**plan.options)).down(found)
     assert (receipt.created, receipt.left) == ((), ())
     assert Records().all() == []
@@ -433,17 +437,17 @@ def test_the_guardian_tries_again_until_down_has_succeeded(
     up = f"{cloud.provider} up {{run}}; GATE; {entry['up']}"
     plan = plan_of(gated(entry, tmp_path, up))
     process = client(plan, tmp_path, "mine")
-    eventually(lambda: (tmp_path / "gate.waits").exists(), "up is at work")
+    wait_until(lambda: (tmp_path / "gate.waits").exists(), "up is at work")
     (record,) = Records().all()
     cloud.turns("refusing", "1")
     cloud.turns("lying")
     process.kill()
     process.wait()
     (tmp_path / "gate").touch()
-    eventually(lambda: given_back(cloud) == 1, "tried once")
+    wait_until(lambda: given_back(cloud) == 1, "tried once")
     assert cloud.machines == ["vm-mine"]
-    eventually(lambda: cloud.machines == [] and Records().all() == [], "and again")
-    eventually(lambda: guardians(record.url) == [], "nothing is left to guard")
+    wait_until(lambda: cloud.machines == [] and Records().all() == [], "and again")
+    wait_until(lambda: guardians(record.url) == [], "nothing is left to guard")
 
 
 # ── the shell, and what the documentation recommends ──
@@ -465,7 +469,7 @@ def test_a_grep_that_finds_nothing_is_no_answer_and_the_fix_says_so(
     assert cloud.machines == []
     assert any("a grep that finds nothing ends with 1: awk" in text for text in said)
     mended = SshTarget(Options(**cloud.entry()), log=said.append)
-    assert mended.down(hold.handle).left == ()
+    assert mended.down(hold.target_handle).left == ()
 
 
 def test_a_list_that_hides_its_failures_is_noted_in_the_plan(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:

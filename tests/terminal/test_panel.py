@@ -11,6 +11,7 @@ from rich.console import Console
 
 from headway.core.types import LogLine, State, Status
 from headway.dashboard.terminal import RunSnapshot, Screen, Series
+from headway.rundir.spending import Spending
 
 VIEW = RunSnapshot(
     run="night-owl",
@@ -19,10 +20,7 @@ VIEW = RunSnapshot(
     status=Status(state=State.RUNNING),
     progress={"step": 300, "steps": 1000, "epoch": 2, "epochs": 10, "rate": 12.34, "eta_s": 75, "attempt": 2},
     curves={"loss": Series.of([5 / (n + 1) for n in range(400)]), "accuracy": Series.of([0.1, 0.5, 0.9])},
-    spent_s=600,
-    budget_s=3600,
-    spent_usd=0.5,
-    budget_usd=3.0,
+    spent=Spending(seconds=600, budget_s=3600, usd=0.5, budget_usd=3.0),
 )
 WORDS = [LogLine(rank=rank, time="", text=f"line {rank} [red]not markup[/red] \x1b[2J") for rank in (-1, 0, 1)]
 

@@ -37,7 +37,7 @@ TORCH_IS_MOUNTED = [
 _running: list[subprocess.Popen[bytes]] = []
 
 
-def why_not() -> str:
+def unavailable_reason() -> str:
     """Why no daemon can run here; empty where one can."""
     if not os.environ.get("HEADWAY_TEST_DAEMONS"):
         return "a daemon of our own is started by make test-docker"
@@ -52,7 +52,7 @@ def why_not() -> str:
 @pytest.fixture(scope="session")
 def docker_host(request: pytest.FixtureRequest) -> str:
     """DOCKER_HOST of a daemon of our own that has the base image. One for the session, whoever imports this."""
-    reason = why_not()
+    reason = unavailable_reason()
     if reason:
         pytest.skip(f"docker: {reason}")
     if not _running:

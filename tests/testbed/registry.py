@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import wait_until
 
 CONFIG = """\
 version: 0.1
@@ -41,12 +42,9 @@ def registry(tmp_path: Path) -> Iterator[str]:
 
 
 def _await(port: int, process: subprocess.Popen[bytes]) -> None:
-    limit = time.monotonic() + 30
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            assert process.poll() is None, "the registry ended"
-            assert time.monotonic() < limit, "the registry does not listen"
-            time.sleep(0.05)
+    def listens() -> bool:
+        assert process.poll() is None, "the registry ended"
+        with socket.socket() as line:
+            return line.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(listens, "the registry listens")

@@ -7,11 +7,11 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.targets.local import processes
+from tests.waiting import wait_until
 
 SERVER = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 CONFIG = """\
@@ -128,12 +128,12 @@ class Server:
             _kill(pid)
 
     def _await(self) -> None:
-        limit = time.monotonic() + 60
         command = ["ssh", "-F", str(self.config), "-o", "BatchMode=yes", self.name, "true"]
-        while subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode:
-            log = (self.folder / "sshd.log").read_text()
-            assert time.monotonic() < limit, f"sshd does not answer: {log}"
-            time.sleep(0.05)
+
+        def answers() -> bool:
+            return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
+
+        wait_until(answers, (self.folder / "sshd.log").read_text)
 
 
 def _keygen(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.ci.trigger import asked
+from headway.ci.trigger import LONGEST, asked
 from headway.packaging.code import build_wheel, wheel_path
 
 MESSAGES = (Path(__file__).parent / "messages.txt").read_text().rstrip("\n").split("\n---\n")
@@ -28,6 +28,11 @@ CASES = list(zip(MESSAGES, WANTED, strict=True))
 @pytest.mark.parametrize(("message", "wanted"), CASES, ids=range(len(CASES)))
 def test_a_message_asks_for_what_it_says_in_plain_words(message: str, wanted: list[str]) -> None:
     assert asked(message) == wanted
+
+
+def test_a_name_has_at_most_forty_characters() -> None:
+    assert asked(f"!train-{'n' * LONGEST}!") == ["n" * LONGEST]
+    assert asked(f"!train-{'n' * (LONGEST + 1)}!") == []
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from headway.tools.verify_checks import (
 )
 from headway.tools.verify_resume import likely_cause
 from headway.training.step_boundary import StepLimit, read_step_limit
+from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 240.0
@@ -100,13 +99,6 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def wait_for(what: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_a_plain_script_with_five_lines_is_exact(bench: Bench) -> None:
     code, out, err = bench.verify("-f", EXAMPLES / "plain-pytorch" / "headway.yaml", "--steps", 12)
@@ -153,6 +145,7 @@ def test_an_unseeded_script_is_caught_and_named(bench: Bench) -> None:
     assert "train.py:8: dice = np.random.default_rng()" in out
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_by_itself_is_not_blamed_on_the_resume(bench: Bench) -> None:
     file = bench.script("# headway\nprint('on my way')\nraise SystemExit('no such luck')")
     code, _, err = bench.verify("-f", file)
@@ -161,12 +154,14 @@ def test_a_job_that_fails_by_itself_is_not_blamed_on_the_resume(bench: Bench) ->
     assert "no such luck" in err
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_use_headway_is_refused(bench: Bench) -> None:
     code, _, err = bench.verify("-f", bench.script("print('hello')"))
     assert code == 2
     assert "does not use headway.start()" in err
 
 
+@pytest.mark.slow
 def test_a_script_without_checkpoints_is_refused(bench: Bench) -> None:
     code, _, err = bench.verify("-f", bench.script("# headway\nprint('hello')"))
     assert code == 2
@@ -174,18 +169,20 @@ def test_a_script_without_checkpoints_is_refused(bench: Bench) -> None:
     assert "run.restore" in err
 
 
+@pytest.mark.slow
 def test_too_few_steps_are_refused(bench: Bench) -> None:
     code, _, err = bench.verify("-f", bench.script("# headway"), "--steps", 3)
     assert code == 2
     assert "too few" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_nothing_running(bench: Bench, number: signal.Signals) -> None:
     started = bench.job / "started"
     file = bench.script(f"# headway\nimport time\nopen({str(started)!r}, 'w')\ntime.sleep(1000)")
     process = bench.start("-f", file)
-    wait_for(started.exists)
+    wait_until(started.exists)
     assert len(bench.processes()) >= 2  # the supervisor and its rank
     process.send_signal(number)
     process.communicate(timeout=PATIENCE_S)

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from headway.core.plan import Code, Limits, Plan
 from headway.rundir.layout import PLAN, RunFolder
 from headway.spec import Cadence, Checkpoint, Job, dump
 from headway.storage import open_store
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0  # for a machine with much else to do; a test that passes never waits so long
 _server = multiprocessing.get_context("forkserver")
@@ -110,13 +110,17 @@ class Gang:
 
     def wait(self) -> list[int]:
         """When one rank fails the others are killed, as a supervisor would."""
-        give_up = time.monotonic() + PATIENCE_S
-        while any(process.is_alive() for process in self.processes):
-            failed = [p for p in self.processes if p.exitcode not in (None, 0, 143)]
-            if failed or time.monotonic() > give_up:
+
+        def ended() -> bool:
+            if any(process.exitcode not in (None, 0, 143) for process in self.processes):
                 self.kill()
-            time.sleep(0.01)
-        assert time.monotonic() < give_up, f"the ranks did not end: {self.case.log()}"
+            return not any(process.is_alive() for process in self.processes)
+
+        try:
+            wait_until(ended, lambda: f"the ranks did not end: {self.case.log()}", PATIENCE_S)
+        except AssertionError:
+            self.kill()
+            raise
         return self.codes
 
     @property

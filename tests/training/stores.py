@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import NotThere, StoreError
-from headway.storage.base import Entry, Store
+from headway.storage.base import ObjectInfo, Store
 
 
 class Faulty:
@@ -31,11 +31,11 @@ class Faulty:
         self._meet("write", key)
         return self.inner.write(key, body, when=when)
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         self._meet("stat", key)
         return self.inner.stat(key)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         self._meet("list", prefix)
         return self.inner.list(prefix)
 

@@ -28,6 +28,7 @@ from headway.training.checkpoint.staging import Layout, StagingBuffer, parse_saf
 from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, GiveUp, RankSlot
 from tests.servers.faults import FaultyStore
 from tests.training.stores import Faulty, Heard
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ def test_any_state_comes_back_as_it_was() -> None:
 
 
 def test_what_cannot_be_kept_is_named() -> None:
-    with pytest.raises(BadInput, match="state holds a function") as error:
+    with pytest.raises(BadInput, match="the state contains a function") as error:
         flatten({"schedule": {"lambdas": [test_what_cannot_be_kept_is_named]}})
     assert error.value.problem.where == "schedule/lambdas/0"
 
@@ -148,8 +149,7 @@ def test_training_goes_on_through_a_full_disk_and_the_newest_state_is_written_af
     saver = saver_on(failing, outside=outside)
     for step in (1, 2, 3):
         take(saver, step, float(step))
-    while not outside.events:
-        time.sleep(0.001)
+    wait_until(lambda: outside.events, "the full disk is told")
     full.clear()
     saver.close()
     assert load(store, 3)[0] == 3
@@ -190,8 +190,22 @@ def test_an_attempt_that_was_overtaken_commits_nothing(tmp_path: Path) -> None:
     saver = saver_on(store, holds_lease=lambda: False)
     take(saver, 5)
     assert not saver.drain()
-    assert isinstance(saver.lease_lost, LeaseLost)
+    assert isinstance(saver.failure, LeaseLost)
     assert not list(tmp_path.glob("checkpoints/*/manifest.json"))
+
+
+def test_a_bug_in_the_writer_is_not_reported_as_a_lost_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def broken(step: int) -> None:
+        raise TypeError("a bug")
+
+    saver = saver_on(open_store(str(tmp_path)), flush_metrics=broken)
+    take(saver, 5)
+    assert not saver.drain()
+    assert not isinstance(saver.failure, LeaseLost)
+    assert "TypeError: a bug" in str(saver.failure)
+    assert isinstance(saver.failure.__cause__, TypeError)  # type: ignore[union-attr]
 
 
 def commit(store: Store, steps: Sequence[int], value: float, **options: Any) -> None:

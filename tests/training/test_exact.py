@@ -11,6 +11,8 @@ from headway.spec import Cadence, Checkpoint
 from headway.training.preemption import SAME_REQUEST_S
 from tests.training.live import Case
 
+pytestmark = pytest.mark.torch
+
 STEPS = 18  # 3 epochs of 6
 
 

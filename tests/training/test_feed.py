@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from headway.core.errors import BadInput
 from headway.data.loading.sampler import PaddingBatch, share
 from headway.training.batches import Feed, Loader, WorkerPrefetcher, batches_from_feed
+from tests.waiting import wait_until
 
 
 class Drawn:
@@ -141,19 +142,21 @@ def test_worker_processes_ignore_signals_and_die_with_their_rank(tmp_path: Path)
         list(WorkerPrefetcher(Loader(Waiting(tmp_path), 1, shuffle=False), 1).batches(0, 0, 4, range(1), 1))
         os._exit(0)
     told = tmp_path / "worker"
-    while not (told.exists() and told.read_text().endswith("\n")):
-        time.sleep(0.01)
+    wait_until(lambda: told.exists() and told.read_text().endswith("\n"), "the worker works")
     worker = int(told.read_text())
     os.kill(worker, signal.SIGTERM)
     os.kill(worker, signal.SIGINT)
-    time.sleep(0.05)
+    wait_until(lambda: not pending_signals(worker), "both are delivered")
     assert alive(worker)
     os.kill(rank, signal.SIGKILL)
     os.waitpid(rank, 0)
-    give_up = time.monotonic() + 60
-    while alive(worker):
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    wait_until(lambda: not alive(worker), "the worker dies")
+
+
+def pending_signals(pid: int) -> int:
+    """Return the signals that the kernel has yet to deliver or to drop, as a mask."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("ShdPnd:")[2].split()[0], 16)
 
 
 def alive(pid: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,20 +23,12 @@ from tests.training.stores import Faulty, Heard
 BEST, MANIFEST = "checkpoints/best.json", "checkpoints/00000005/manifest.json"
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    pytest.importorskip("boto3")
-    with processes.moto() as url:
-        yield url
-
-
 @pytest.fixture(params=["folder", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     if request.param == "folder":
         return open_store(str(tmp_path))
-    import boto3
-
-    url = request.getfixturevalue("s3")
+    boto3 = pytest.importorskip("boto3")
+    url = request.getfixturevalue("moto_url")
     for name, value in {**processes.MOTO_SETTINGS, "AWS_ENDPOINT_URL": url}.items():
         monkeypatch.setenv(name, value)
     boto3.client("s3").create_bucket(Bucket="bucket")
@@ -96,7 +88,7 @@ def test_an_attempt_held_still_after_its_manifest_leaves_its_successors_pointers
 
     saver = saver_on(held_still(store, verb, key, overtaken, nth), 1)
     assert not take(saver, 5, 1.0)
-    assert isinstance(saver.lease_lost, LeaseLost)
+    assert isinstance(saver.failure, LeaseLost)
     assert read_record(store, BEST)["step"] == 7
     assert [kept.step for kept in read_index(store) or ()] == [7]
     assert weights(store, 7) == 2.0
@@ -115,7 +107,7 @@ def test_an_attempt_held_still_before_its_manifest_replaces_none_of_its_successo
 
     saver = saver_on(held_still(store, "write", MANIFEST, overtaken), mine)
     assert not take(saver, 5, 1.0)
-    assert isinstance(saver.lease_lost, LeaseLost)
+    assert isinstance(saver.failure, LeaseLost)
     assert weights(store, 5) == 2.0
 
 

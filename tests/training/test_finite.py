@@ -66,7 +66,7 @@ def train(
 ) -> None:
     for epoch in run.epochs(epochs):
         for x, y in run.steps(feed):
-            run.step(loss_of(x, y), optimizer, weight=len(x))
+            run.step(optimizer, loss_sum=loss_of(x, y), weight=len(x))
         after_epoch(epoch)
 
 
@@ -129,7 +129,9 @@ def test_a_skipped_step_leaves_weights_and_optimizer_state_as_they_were(
                 assert schedule.state_dict() == rate
                 skipped += 1
             before, rate = bytes_of(model, optimizer, average), copy.deepcopy(schedule.state_dict())
-            stepped = run.step(((model(x) - y) ** 2).sum(), optimizer, weight=len(x), scheduler=schedule, clip=1.0)
+            stepped = run.step(
+                optimizer, loss_sum=((model(x) - y) ** 2).sum(), weight=len(x), scheduler=schedule, clip=1.0
+            )
             run.log(loss=1.0)
             assert stepped == (place != 2)
     run.finish(Paper(model))
@@ -181,7 +183,7 @@ def test_a_bad_gradient_of_a_finite_loss_reaches_no_checkpoint(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     feed = Loader(Numbers(), 5)
     run.restore(model=model, optimizer=optimizer, data=feed)
-    with pytest.raises(RunFailed, match=r"model\.rise holds NaN") as failure:
+    with pytest.raises(RunFailed, match=r"model\.rise contains NaN") as failure:
         train(run, optimizer, feed, lambda x, y: spoil_at(run, model, 3, x))
     assert "step 3" in str(failure.value)
     run._boundary.close()
@@ -200,7 +202,7 @@ def test_weights_spoiled_by_an_epochs_last_step_are_not_the_best(start: Start, t
     feed = Loader(Numbers(), 5)
     run.restore(model=model, optimizer=optimizer, data=feed)
     scored = partial(_score, run)
-    with pytest.raises(RunFailed, match="holds NaN"):
+    with pytest.raises(RunFailed, match="contains NaN"):
         train(run, optimizer, feed, lambda x, y: spoil_at(run, model, 8, x), after_epoch=scored)
     run._boundary.close()
     assert checkpoints(tmp_path) == [4]
@@ -219,7 +221,7 @@ def test_weights_spoiled_during_an_evaluation_are_not_the_best(start: Start, tmp
         if epoch:
             nn.init.constant_(model.rise, INF)
 
-    with pytest.raises(RunFailed, match="holds infinity"):
+    with pytest.raises(RunFailed, match="contains infinity"):
         train(run, optimizer, feed, lambda x, y: model(x).square().sum(), after_epoch=after_epoch)
     run._boundary.close()
     assert pointers(tmp_path) == {"best": 4, "last": 4}
@@ -240,7 +242,7 @@ def test_weights_that_are_not_finite_are_not_exported(start: Start, tmp_path: Pa
         for x, _ in run.steps(feed):
             run.step(model(x).square().sum(), optimizer)
     nn.init.constant_(model.rise, NAN)
-    with pytest.raises(RunFailed, match=r"rise holds NaN"):
+    with pytest.raises(RunFailed, match=r"rise contains NaN"):
         run.finish(Paper(model))
     run._boundary.close()
     assert not (tmp_path / "run/export").exists()
@@ -262,7 +264,7 @@ def test_the_best_of_a_run_is_exported_finite_or_not_at_all(start: Start, tmp_pa
         for x, _ in run.steps(feed):
             run.step(model(x).square().sum(), optimizer)
         run.score({"accuracy": 1.0}, best="accuracy")
-    with pytest.raises(RunFailed, match=r"rise holds NaN"):
+    with pytest.raises(RunFailed, match=r"rise contains NaN"):
         run.finish()
     assert not (tmp_path / "run/export").exists()
 

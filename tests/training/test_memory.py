@@ -35,7 +35,7 @@ for _ in run.epochs(2):
         if run.global_step == 4 and len(x) > int(os.environ["TEST_ROOM"]):
             torch.empty(1 << 60)
         loss = ((model(x).squeeze(-1) - y) ** 2).sum()
-        run.step(loss, optimizer, weight=len(x))
+        run.step(optimizer, loss_sum=loss, weight=len(x))
         run.log(loss=loss / len(x))
 run.finish()
 """
@@ -56,6 +56,7 @@ def _make(tmp_path: Path) -> Iterator[Callable[..., supervised.Case]]:
     next(makers, None)
 
 
+@pytest.mark.slow
 def test_batches_are_cut_finer_until_they_fit_and_training_is_the_same(make: Callable[..., supervised.Case]) -> None:
     roomy, tight = (make(room, config={"accumulate": "auto"}, retries=0) for room in (16, 4))
     assert roomy.run() == 0, roomy.explain()
@@ -68,6 +69,7 @@ def test_batches_are_cut_finer_until_they_fit_and_training_is_the_same(make: Cal
     assert all(math.isclose(losses[0][step], losses[1][step], rel_tol=1e-5) for step in losses[0])
 
 
+@pytest.mark.slow
 def test_without_being_asked_nothing_is_cut(make: Callable[..., supervised.Case]) -> None:
     case = make(8, retries=0)
     assert case.run() == 1
@@ -82,11 +84,11 @@ def test_running_out_of_memory_says_what_to_change() -> None:
 
 def test_the_cut_ends_somewhere() -> None:
     short = MemoryError()
-    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "4"}).next_parts(short) == 8
-    assert MicroBatching({}, {"HEADWAY_ACCUMULATE": "auto"}).next_parts(short) == 2
-    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "256"}).next_parts(short) is None
-    assert MicroBatching({"accumulate": "auto"}, {}).next_parts(RuntimeError("shape mismatch")) is None
-    assert MicroBatching({"accumulate": 2}, {"HEADWAY_PARTS": "4"}).next_parts(short) is None
+    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "4"}).next_count(short) == 8
+    assert MicroBatching({}, {"HEADWAY_ACCUMULATE": "auto"}).next_count(short) == 2
+    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "256"}).next_count(short) is None
+    assert MicroBatching({"accumulate": "auto"}, {}).next_count(RuntimeError("shape mismatch")) is None
+    assert MicroBatching({"accumulate": 2}, {"HEADWAY_PARTS": "4"}).next_count(short) is None
 
 
 @pytest.mark.parametrize("asked", [0, "many", -1, [2]])
@@ -99,6 +101,6 @@ def test_what_cannot_be_cut_is_not_cut_by_itself(tmp_path: Path, monkeypatch: py
     starts: Iterator[Start] = runs(tmp_path, monkeypatch)
     run: Run = next(starts)(config={"accumulate": "auto"})
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 1)), batch_size=2)
-    with pytest.raises(BadInput, match="auto cannot cut the batches of a DataLoader"):
+    with pytest.raises(BadInput, match="auto cannot split the batches of a DataLoader"):
         next(run.steps(loader))
     starts.close()  # type: ignore[attr-defined]

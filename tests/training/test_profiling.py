@@ -31,7 +31,7 @@ def train(run: Run) -> None:
     run.restore(model=model, optimizer=optimizer, data=feed)
     for _ in run.epochs(1):
         for x, y in run.steps(feed):
-            run.step(((model(x).squeeze(-1) - y) ** 2).sum(), optimizer, weight=len(x))
+            run.step(optimizer, loss_sum=((model(x).squeeze(-1) - y) ** 2).sum(), weight=len(x))
     run.finish()
 
 
@@ -69,5 +69,5 @@ def test_nothing_is_profiled_unless_it_is_asked_for(start: Start) -> None:
 
 @pytest.mark.parametrize("asked", ["0-3", "5-3", "all", "3-"])
 def test_a_window_that_is_none_is_bad_input(start: Start, asked: str) -> None:
-    with pytest.raises(BadInput, match="does not say which steps"):
+    with pytest.raises(BadInput, match="is not a range of steps"):
         start(config={"profile": asked})

@@ -64,7 +64,7 @@ def train(
     for _ in run.epochs(epochs):
         for x, y in run.steps(feed):
             loss = ((model(x) - y) ** 2).sum()
-            run.step(loss, optimizer, weight=len(x), **step)
+            run.step(optimizer, loss_sum=loss, weight=len(x), **step)
             run.log(loss=loss / len(x))
 
 
@@ -88,7 +88,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_whole_batch(start: Start) -> 
     x, y = feed.batch(0, 0, 0, 1)
     ((expected(x) - y) ** 2).mean().backward()
     for x, y in run.steps(feed):
-        run.step(((model(x) - y) ** 2).sum(), optimizer, weight=len(x))
+        run.step(optimizer, loss_sum=((model(x) - y) ** 2).sum(), weight=len(x))
         break
     moved = [before - 0.1 * before.grad for before in expected.parameters()]  # type: ignore[operator]
     assert torch.allclose(weights(model), torch.cat([value.flatten() for value in moved]))
@@ -177,7 +177,7 @@ def test_names_that_do_not_fit_the_checkpoint_are_told(start: Start) -> None:
     run.finish()
     run = start()
     model, optimizer, feed = parts(run)
-    with pytest.raises(BadInput, match="it lacks net, nothing was given for its model"):
+    with pytest.raises(BadInput, match=r"it lacks net, run\.restore was not given its model"):
         run.restore(net=model, optimizer=optimizer)
 
 
@@ -223,7 +223,7 @@ def test_a_second_call_of_epochs_is_a_second_stage(start: Start) -> None:
     assert stages(start()) == [("second", 0), ("second", 1)]
 
 
-def test_a_data_loader_is_replayed_to_the_same_batches(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_loader_continues_with_the_same_batches(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     class Noisy(torch.utils.data.Dataset[Tensor]):
         def __len__(self) -> int:
             return 12
@@ -248,7 +248,7 @@ def test_a_data_loader_is_replayed_to_the_same_batches(start: Start, capsys: pyt
     with pytest.raises(Stop):
         batches(run, stop=2)
     rest = batches(start())
-    assert "replaying 2 batches" in capsys.readouterr().err
+    assert "DataLoader continues after batch 2 of the epoch" in capsys.readouterr().err
     straight = start()
     (Path(straight.folder) / "checkpoints/last.json").unlink()
     for path in Path(straight.folder).glob("checkpoints/*/*"):
@@ -283,7 +283,7 @@ def test_a_bad_batch_is_left_out_on_request_with_all_its_traces(
     train(run, model, optimizer, Loader(Poisoned(), 5), epochs=2)
     assert run.global_step == 6  # of 8
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
-    assert "left out" in capsys.readouterr().err
+    assert "was skipped: its loss is not finite" in capsys.readouterr().err
     assert [record["step"] for record in history(run)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -343,7 +343,7 @@ def test_phases_freeze_what_they_do_not_name_and_resume_inside(start: Start) -> 
 def test_a_phase_that_names_nothing_is_told_what_there_is(start: Start) -> None:
     run = start(phases=(Phase(name="head", epochs=1, train=("haed.*",)),))
     parts(run)
-    with pytest.raises(BadInput, match=r"no parameter is called 'haed\.\*'") as error:
+    with pytest.raises(BadInput, match=r"no parameter matches 'haed\.\*'") as error:
         next(run.phases())
     assert "slope.*" in error.value.problem.fix
 
@@ -409,7 +409,7 @@ def rates(schedule: Schedule, count: int) -> list[float]:
     for _ in range(count):
         seen.append(schedule.lr)
         schedule.step()
-        schedule.judge(0.0)
+        schedule.record_score(0.0)
     return seen
 
 
@@ -446,7 +446,7 @@ def test_noam_peaks_at_the_end_of_its_warm_up() -> None:
 
 
 def test_a_schedule_that_does_not_exist_is_told_what_does() -> None:
-    with pytest.raises(BadInput, match="no schedule is called 'cosin'") as error:
+    with pytest.raises(BadInput, match="unknown schedule 'cosin'") as error:
         Schedule(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1), "cosin")
     assert "cosine" in error.value.problem.fix
 

@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.errors import BadJob
 from headway.rundir.layout import RunFolder
 from headway.rundir.lease import spent_s
+from headway.spec import Cadence, Checkpoint
 from headway.storage import open_store
+from headway.training.rank_info import standalone_info
 from tests.supervisor.supervised import quiet_environment
+
+pytestmark = pytest.mark.torch
 
 SCRIPT = """
 import os, signal, sys, time
@@ -30,7 +35,7 @@ feed = Loader([torch.tensor([i / 8]) for i in range(8)], 2)
 run.restore(model=model, optimizer=optimizer, data=feed)
 for epoch in run.epochs(3):
     for x in run.steps(feed):
-        run.step(((model(x) - 1) ** 2).sum(), optimizer, weight=len(x))
+        run.step(optimizer, loss_sum=((model(x) - 1) ** 2).sum(), weight=len(x))
         run.log(loss=1.0)
         if "stop" in sys.argv and run.global_step == 5:
             os.kill(os.getpid(), signal.SIGINT)
@@ -68,7 +73,7 @@ def test_a_script_started_by_hand_can_be_stopped_and_goes_on_in_its_folder(tmp_p
     assert "runs/my-train-2" in err
     assert "stopped at step 5" in err
     assert "Traceback" not in err
-    assert "was not finished" not in err
+    assert "is unfinished" not in err
     resumed, err = finished(python(tmp_path, HEADWAY_RUN_URL="runs/my-train-2"))
     assert "resuming from step 5" in err
     assert resumed == straight
@@ -92,7 +97,7 @@ def test_a_second_start_in_the_same_folder_is_refused_and_the_unfinished_one_is_
     first.kill()
     first.communicate()
     _, err = finished(python(tmp_path))
-    assert "HEADWAY_RUN_URL=runs/my-train-1 goes on with it" in err
+    assert "set HEADWAY_RUN_URL=runs/my-train-1 to resume it" in err
 
 
 @pytest.mark.slow
@@ -137,3 +142,17 @@ def test_what_the_user_can_mend_is_said_in_one_line_with_its_exit_code(tmp_path:
         event for event in RunFolder(open_store(str(tmp_path / "runs/wrong-1"))).events() if event["kind"] == "failed"
     ]
     assert [event["step"] for event in failed] == [0]
+
+
+def test_a_script_started_by_hand_sets_what_a_job_file_sets(tmp_path: Path) -> None:
+    settings = {"checkpoint": {"every": "500 steps", "keep_last": 2}, "exact": True}
+    info = standalone_info(str(tmp_path / "run"), "train.py", {"precision": "bf16"}, 3, settings)
+    assert info.job.checkpoint == Checkpoint(every=Cadence(steps=500), keep_last=2)
+    assert info.job.exact
+    recorded = standalone_info(str(tmp_path / "run"), "train.py", {}, 0)
+    assert recorded.job == info.job, "the recorded job applies"
+
+
+def test_settings_that_are_not_valid_are_refused_as_in_a_job_file(tmp_path: Path) -> None:
+    with pytest.raises(BadJob, match=r"checkpoint\.every"):
+        standalone_info(str(tmp_path / "run"), "train.py", {}, 0, {"checkpoint": {"every": "sometimes"}})

@@ -102,8 +102,8 @@ def train(run: Run, epochs: int = 2) -> Pair:
     feed = feed_of(run)
     for _ in run.epochs(epochs):
         for x, _ in run.steps(feed):
-            run.step(pair.loss_d(x), of_d, weight=len(x))
-            run.step(pair.loss_g(x), of_g, weight=len(x))
+            run.step(of_d, loss_sum=pair.loss_d(x), weight=len(x))
+            run.step(of_g, loss_sum=pair.loss_g(x), weight=len(x))
     return pair
 
 
@@ -124,7 +124,7 @@ def test_two_updates_on_two_ranks_are_those_of_a_bare_loop(tmp_path: Path, freez
 def test_micro_batches_of_two_optimizers_are_accumulated_apart(start: Start) -> None:
     run = start(config={"accumulate": 2})
     trained = train(run)
-    assert run.global_step == 2 * 2 * len(feed_of(run))
+    assert run.global_step == 2 * len(feed_of(run))
     assert torch.allclose(trained.weights(), bare(run.seed, cuts=2), atol=1e-5)
 
 

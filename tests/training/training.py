@@ -8,12 +8,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import headway
 from headway.training import Loader
@@ -91,17 +93,87 @@ def two_updates(options: dict[str, Any]) -> None:
         for x, _ in run.steps(feed):
             if options.get("freezes"):
                 pair.discriminator.requires_grad_(True)
-            run.step(pair.loss_d(x), of_d, weight=len(x))
+            run.step(of_d, loss_sum=pair.loss_d(x), weight=len(x))
             if options.get("freezes"):
                 pair.discriminator.requires_grad_(False)
-            run.step(pair.loss_g(x), of_g, weight=len(x))
+            run.step(of_g, loss_sum=pair.loss_g(x), weight=len(x))
     run.finish()
     torch.save(pair.weights(), Path(os.environ["TEST_DIR"], f"weights-{run.world.rank}.pt"))
 
 
+def mean_loss(options: dict[str, Any]) -> None:
+    """Mean losses of parts of different sizes."""
+    run = headway.start()
+    torch.manual_seed(5)
+    model = run.place(nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    feed = Loader(Points(), 8, shuffle=False)
+    run.restore(model=model, optimizer=optimizer, data=feed)
+    for _ in run.epochs(2):
+        for x, y in run.steps(feed):
+            run.step(nn.functional.mse_loss(model(x).squeeze(-1), y), optimizer)
+    run.finish()
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    torch.save(weights, Path(os.environ["TEST_DIR"], f"weights-{run.world.rank}.pt"))
+
+
+class Stream(IterableDataset[Tensor]):
+    """Ten numbers with noise. With `split`, each rank reads every n-th of them only, as split streams do."""
+
+    def __init__(self, split: bool) -> None:
+        self._split = split
+
+    def __iter__(self) -> Iterator[Tensor]:
+        rank, size = (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if self._split else (0, 1)
+        for number in range(rank, 10, size):
+            yield torch.tensor([number + float(torch.rand(())) / 10])
+
+
+def streamed(options: dict[str, Any]) -> None:
+    """A stream without a length, on several ranks; every rank records what it trains on."""
+    run = headway.start()
+    torch.manual_seed(5)
+    model = run.place(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    loader = DataLoader(Stream(options.get("split", False)), batch_size=1)
+    run.restore(model=model, optimizer=optimizer, data=loader)
+    seen = Path(os.environ["TEST_DIR"], f"seen-{run.world.rank}")
+    for _ in run.epochs(2):
+        for x in run.steps(loader):
+            _maybe_die(options, run.global_step, run.world.rank)
+            counted = "" if run._counts else " padding"
+            with seen.open("a") as file:
+                file.write(f"{run.global_step} {float(x)}{counted}\n")
+            run.step((model(x) - 1).square().mean(), optimizer)
+    run.finish()
+    write_digest(run, model, optimizer)
+
+
+def manual(options: dict[str, Any]) -> None:
+    """run.backward and run.update, plain or with a closure."""
+    from tests.training.test_manual_update import flat, loss_of, made, with_closures
+
+    run = headway.start()
+    if options["optimizer"] != "plain":
+        weights = with_closures(options["optimizer"], run)
+    else:
+        model, feed = made()
+        run.place(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for batch in run.steps(feed):
+            run.backward(loss_of(model, batch))
+            run.update(optimizer)
+        weights = flat(model)
+    run.finish()
+    torch.save(weights, Path(os.environ["TEST_DIR"], f"weights-{run.world.rank}.pt"))
+
+
+LOOPS = {"manual": manual, "two_updates": two_updates, "mean_loss": mean_loss, "streamed": streamed}
+
+
 def main(options: dict[str, Any]) -> None:
-    if options.get("loop") == "two_updates":
-        return two_updates(options)
+    if options.get("loop") in LOOPS:
+        return LOOPS[options["loop"]](options)
     grad_sync.BUCKET_BYTES = grad_sync.LARGE_BYTES = 2000  # several buckets, and large gradients, even in this model
     run = headway.start()
     if "die_at_write" in options and run.world.rank == options.get("die_rank", 0):
@@ -127,7 +199,7 @@ def main(options: dict[str, Any]) -> None:
             _maybe_die(options, run.global_step, run.world.rank)
             loss = ((model(x) - y) ** 2).sum()
             weight = 1.3 * len(x)  # no power of two: whether it divides sooner or later then shows in the bits
-            run.step(loss, optimizer, weight=weight, clip=1.0, scheduler=schedule)
+            run.step(optimizer, loss_sum=loss, weight=weight, clip=1.0, scheduler=schedule)
             run.log(loss=loss / len(x))
         run.score({"error": evaluate(run, model, options)}, best="error", higher=False)
     run.finish()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
-from string import Template
 from typing import Any, Final
 
 from headway._version import __version__
 from headway.artifacts.svg_chart import Line, chart, downsample
 from headway.core.errors import BadInput
-from headway.rundir.history import scores_in
+from headway.core.html import render
+from headway.core.program import program_words
+from headway.rundir.history import metric_curves, scores_in
 from headway.rundir.layout import REPORT, RunFolder
 from headway.spec.renamed import current_config
 from headway.storage import open_store
@@ -21,8 +20,9 @@ from headway.storage import open_store
 
 
 SAMPLES: Final = "report_samples.json"
-_NOT_CURVES: Final = ("step", "epoch", "time")
 _OUTCOME_METRICS: Final = ("outputs", "export", "name")  # job keys that say where a run is, not how it was trained
+
+LAST_LOGGED: Final = "the last values that it logged"  # of a program that `headway eval` cannot evaluate
 
 Points = list[tuple[float, float]]
 
@@ -48,15 +48,17 @@ def read_run(url: str) -> RunSummary:
     settings = {**job, "config": current_config(job)}  # an old run's names would differ where its values do not
     report = folder.read_json(REPORT)
     history = folder.metrics()
+    curves = metric_curves(history)
+    scores = {} if report else _validated(folder)
     return RunSummary(
         name=folder.name,
         url=url,
-        recipe=str(job.get("recipe") or job.get("script") or ""),
-        measured=_measured(report),
-        metrics=dict(report["metrics"]) if report else _validated(folder),
+        recipe=str(job.get("recipe") or program_words(job)[0]),
+        measured=_measured(report, scored=bool(scores)),
+        metrics=dict(report["metrics"]) if report else scores or _last_values(curves),
         samples=_samples(folder, report),
         settings=flat({key: value for key, value in settings.items() if key not in _OUTCOME_METRICS}),
-        curves=_curves(history),
+        curves=curves,
         steps=max((int(record["step"]) for record in history), default=0),
         seconds=float(report["training"]["seconds"]) if report else None,
     )
@@ -74,9 +76,9 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _measured(report: Mapping[str, Any] | None) -> str:
+def _measured(report: Mapping[str, Any] | None, *, scored: bool) -> str:
     if report is None:
-        return "its validation data"
+        return "its validation data" if scored else LAST_LOGGED
     return f"{report['split']} of {report['data']}, {report['count']:,} inputs"
 
 
@@ -84,6 +86,11 @@ def _validated(folder: RunFolder) -> dict[str, float]:
     """Return the newest scores that the run measured itself."""
     scored = [event for event in folder.events() if event["kind"] == "score"]
     return scores_in(scored[-1]) if scored else {}
+
+
+def _last_values(curves: Mapping[str, Points]) -> dict[str, float]:
+    """Return the last value of each curve, for a program that Headway cannot evaluate."""
+    return {name: points[-1][1] for name, points in curves.items() if points}
 
 
 def _samples(folder: RunFolder, report: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -94,15 +101,6 @@ def _samples(folder: RunFolder, report: Mapping[str, Any] | None) -> Mapping[str
     same = all(kept.get(name) == report.get(name) for name in ("data", "split", "count", "step"))
     found: Mapping[str, Any] = kept["samples"] if same else {}
     return found
-
-
-def _curves(history: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
-    curves: dict[str, Points] = {}
-    for record in history:
-        for name, value in record.items():
-            if name not in _NOT_CURVES and isinstance(value, int | float):
-                curves.setdefault(name, []).append((float(record["step"]), float(value)))
-    return curves
 
 
 # The comparison as a plain record
@@ -184,7 +182,8 @@ def _thin(points: Sequence[tuple[float, float]]) -> list[list[float]]:
 
 
 def _notes(runs: Sequence[RunSummary]) -> list[str]:
-    notes = [f"{run.name} has no intervals: headway eval {run.name}" for run in runs if not run.samples]
+    unmeasured = [run for run in runs if not run.samples and run.measured != LAST_LOGGED]
+    notes = [f"{run.name} has no intervals: headway eval {run.name}" for run in unmeasured]
     if len({run.measured for run in runs}) > 1:
         notes.append(
             "the runs were evaluated on different inputs: differences are not paired, and may come from the data"
@@ -205,26 +204,19 @@ _NOISY = ("grad_norm", "loss")
 
 def page(comparison: Mapping[str, Any]) -> str:
     """Render the page: tables, and a chart per curve with one line per run. It needs no network."""
-    assets = files("headway.artifacts") / "report_assets"
     names = [run["name"] for run in comparison["runs"]]
-    body = [
-        _table(
-            ["", *names],
-            [[name, *map(metric_text, values)] for name, values in comparison["metrics"].items()],
-            "Metrics",
-        ),
-        "".join(f"<p>{_text(note)}</p>" for note in comparison["notes"]),
-        _table(
-            ["", *names], [[key, *values] for key, values in comparison["settings"].items()], "Settings that differ"
-        ),
-        f'<h2>Curves</h2><div class="charts">{"".join(_curve(comparison, key) for key in comparison["curves"])}</div>',
-    ]
-    return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
-        title=_text(" against ".join(names)),
-        style=(assets / "style.css").read_text(encoding="utf-8"),
-        subtitle=_text("; ".join(f"{run['name']}: {run['measured']}" for run in comparison["runs"])),
-        body="\n".join(body),
-        footer=_text(f"Written by Headway {__version__}. This page is self-contained."),
+    return render(
+        "headway.artifacts",
+        "compare.html",
+        kind="comparison of runs",
+        title=" against ".join(names),
+        subtitle="; ".join(f"{run['name']}: {run['measured']}" for run in comparison["runs"]),
+        head=["", *names],
+        metrics=[[name, *map(metric_text, values)] for name, values in comparison["metrics"].items()],
+        notes=comparison["notes"],
+        settings=[[key, *values] for key, values in comparison["settings"].items()],
+        figures=[(name, _curve(comparison, name)) for name in comparison["curves"]],
+        footer=f"Written by Headway {__version__}.",
     )
 
 
@@ -250,17 +242,4 @@ def is_significant(entry: Mapping[str, Any]) -> bool:
 def _curve(comparison: Mapping[str, Any], name: str) -> str:
     runs = zip(comparison["runs"], comparison["curves"][name], strict=True)
     lines = [Line(run["name"], [(x, y) for x, y in points], noisy=name in _NOISY) for run, points in runs if points]
-    return f"<figure><figcaption>{_text(name)}</figcaption>{chart(name, lines)}</figure>"
-
-
-def _table(head: Sequence[object], rows: Sequence[Sequence[object]], title: str) -> str:
-    if not rows:
-        return ""
-    lines = ["".join(f"<th>{_text(cell)}</th>" for cell in head)]
-    lines += ["".join(f"<td>{_text(cell)}</td>" for cell in row) for row in rows]
-    cells = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<h2>{_text(title)}</h2><div class="scroll"><table>{cells}</table></div>'
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
+    return chart(name, lines)

@@ -54,7 +54,7 @@ class Table:
 class Baseline:
     """The metrics of a trivial predictor that ignores its input, to compare a model's metrics with."""
 
-    words: str  # a description of what it does: "always says grade 5"
+    words: str  # a description of what it does: "always predicts grade 5"
     metrics: Mapping[str, float]
 
 

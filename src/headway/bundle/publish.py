@@ -87,25 +87,25 @@ def _refuse_strangers(target: Path) -> None:
     if not target.exists():
         return
     if not target.is_dir():
-        raise BadInput(f"{target} is a file", fix="choose a folder that does not exist yet, or that holds a bundle")
+        raise BadInput(f"{target} is a file", fix="choose a folder that does not exist yet, or that contains a bundle")
     present = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
     if not present:
         return
-    elsewhere = "choose another folder, or remove what is there yourself"
+    elsewhere = "choose another folder, or remove these files yourself"
     try:
         record = Record.read((target / RECORD).read_bytes(), str(target))
     except (BadBundle, OSError):
-        raise BadInput(f"{target} holds something that is not a bundle; nothing was changed", fix=elsewhere) from None
+        raise BadInput(f"{target} contains files that are not a bundle; nothing was changed", fix=elsewhere) from None
     strangers = sorted(present - set(record.files) - {RECORD})
     if strangers:
         raise BadInput(
-            f"{target} holds files that are not part of its bundle ({', '.join(strangers[:3])}); nothing was changed",
+            f"{target} has files that are not part of its bundle ({', '.join(strangers[:3])}); nothing was changed",
             fix=elsewhere,
         )
 
 
 def _switch(new: Path, target: Path) -> None:
-    """Rename `new` to `target`; what was there before is left under the name `new`."""
+    """Rename `new` to `target`; the previous content is left under the name `new`."""
     try:
         os.rename(new, target)  # nothing there, or an empty folder
     except OSError as error:
@@ -184,8 +184,8 @@ def _standing(store: Store) -> tuple[str, Record | None]:
     stranger = next((entry.key for entry in store.list("")), None)
     if stranger is not None and not _content_named(stranger):
         raise BadInput(
-            f"{store.url} holds something that is not a bundle ({stranger}); nothing was changed",
-            fix="choose another place, or remove what is there yourself",
+            f"{store.url} contains files that are not a bundle ({stranger}); nothing was changed",
+            fix="choose another location, or remove these files yourself",
         )
     return ABSENT, None
 

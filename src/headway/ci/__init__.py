@@ -1,1 +1,1 @@
-"""What starts training from a commit message, run from the wheel in pipelines. `tools.ci` writes the pipelines."""
+"""Start training from a commit message: pipelines run this from the wheel. `tools.ci` writes the pipelines."""

@@ -1,7 +1,7 @@
-"""Which jobs a commit message asks for: `!train!`, or `!train-NAME!`. Pure text in, checked names out.
+"""Find the jobs that a commit message requests with `!train!` or `!train-NAME!`.
 
-Nothing else of a message is ever used, and nothing of it reaches a shell: pipelines hand it over in a variable. Needs
-only Python itself, so that it runs from our wheel without being installed.
+Only checked names leave this module, and no part of a message reaches a shell: pipelines pass it in a variable.
+Standard library only, so that it runs from our wheel without being installed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pathlib import Path
 MESSAGE = "HEADWAY_MESSAGE"
 LONGEST = 40
 _WORD = re.compile(rf"(?<![!\w])!train(?:-(?P<name>[a-z0-9](?:[a-z0-9-]{{0,{LONGEST - 2}}}[a-z0-9])?))?!(?![!\w])")
-# What is quoted is spoken of, not asked for: a revert of a commit that trained must not train again.
+# Ignore quoted text: a revert of a commit that trained must not train again.
 _QUOTED = re.compile(
     r"```.*?(?:```|\Z)|`[^`\n]*`|\"[^\"\n]*\"|“[^”\n]*”|^[ \t]*>.*$|^[ \t]*#.*$", re.DOTALL | re.MULTILINE
 )
 
 
 def asked(message: str) -> list[str]:
-    """The names in order, each once; an empty one means the repository's only job."""
+    """Return the requested names in order, without duplicates; an empty name means the repository's only job."""
     plain = _QUOTED.sub(" ", message[:100_000])
     return list(dict.fromkeys(found["name"] or "" for found in _WORD.finditer(plain)))
 
 
 def job_files(message: str, root: Path) -> list[str]:
-    """The job files that are asked for. A name that belongs to none of the repository's files is an error."""
+    """Return the requested job files. Exits with an error for a name without a job file."""
     return [_file(name, root) for name in asked(message)]
 
 
@@ -43,7 +43,7 @@ def _file(name: str, root: Path) -> str:
 
 
 def main(env: Mapping[str, str] = os.environ, root: Path | None = None) -> int:
-    """Prints `jobs=[…]`: for $GITHUB_OUTPUT, or a dotenv file."""
+    """Print `jobs=[…]`, for $GITHUB_OUTPUT or a dotenv file."""
     files = job_files(env.get(MESSAGE) or env.get("CI_COMMIT_MESSAGE") or "", root or Path.cwd())
     sys.stdout.write(f"jobs={json.dumps(files)}\n")
     return 0

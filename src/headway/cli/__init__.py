@@ -28,7 +28,7 @@ VERBS = {
     "export": Verb("export a bundle: all that is needed to use the model", "headway.cli.model:export"),
     "gc": Verb("find and remove what runs left behind, on all targets", "headway.cli.stop:gc"),
     "image": Verb("print, build or push the container image of a job", "headway.cli.setup:image"),
-    "infra": Verb("print the Terraform that sets up a cloud project", "headway.cli.setup:infra"),
+    "infra": Verb("write the Terraform that sets up a cloud project", "headway.cli.setup:infra"),
     "init": Verb("write a commented headway.yaml to start from", "headway.cli.run:init"),
     "logs": Verb("print a run's log", "headway.cli.follow:logs"),
     "notebook": Verb("open Jupyter on a run's machine in your browser", "headway.cli.inspect:notebook"),
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """The front page: what one can type, grouped by when one types it."""
+    """Return the text of `headway --help`: the verbs, grouped by task."""
     lines = ["usage: headway VERB …", "", "Train a model from one job file, here or anywhere.", ""]
     for title, names in GROUPS.items():
         lines += [f"{title}:", *(f"  {name:<14} {VERBS[name].summary}" for name in names), ""]

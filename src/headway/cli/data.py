@@ -1,4 +1,4 @@
-"""`headway data`: prepare a data set once, look into it, and prove that it is whole."""
+"""`headway data`: prepare a data set, inspect it, and verify its checksums."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _splits(text: str) -> dict[str, float]:
 
 
 def _login(args: argparse.Namespace) -> Login | None:
-    """Resolved here, in the process that needs the values; what is typed is never one of them."""
+    """Resolve --user and --key, which are secret references, to their values."""
     if args.user is None and args.key is None:
         return None
     if args.user is None or args.key is None:
@@ -200,7 +200,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _class_balance(classes: Mapping[str, int]) -> str:
-    """`33 (12 to 480 rows)`: how many there are, and how uneven."""
+    """Format the number of classes and their smallest and largest size: `33 (12 to 480 rows)`."""
     return f"{len(classes)} ({min(classes.values()):,} to {max(classes.values()):,} rows)" if classes else ""
 
 

@@ -53,7 +53,7 @@ def complete() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with our way of saying what is wrong."""
+    """An argparse parser that prints errors in Headway's form: what is wrong, and the fix."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         verb = self.prog.removeprefix("headway ")
@@ -68,12 +68,12 @@ def parser_for(verb: str) -> argparse.ArgumentParser:
 
 
 def add_verb(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.set_defaults(verb=verb)  # before `arguments`: verbs that share a module tell themselves apart by it
+    parser.set_defaults(verb=verb)  # before `arguments`: verbs that share a module distinguish themselves by it
     _function(verb, "arguments")(parser)
 
 
 def _function(verb: str, kind: str) -> Callable[..., Any]:
-    """The function `<name>_arguments` or `<name>_command` of a verb."""
+    """Import the function `<name>_arguments` or `<name>_command` of a verb."""
     module, _, name = VERBS[verb].functions.partition(":")
     found: Callable[..., Any] = getattr(import_module(module), f"{name}_{kind}")
     return found
@@ -111,7 +111,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def _with_diagnosis(error: HeadwayError) -> str:
-    """What a known failure means, where the error itself does not say what to type."""
+    """Return the cause and fix of a known failure, if the error itself has no fix; else an empty text."""
     if error.problem.fix:
         return ""
     from headway.diagnose.diagnosis import match_rules
@@ -131,7 +131,7 @@ _EXCEPTION_NAMES = {
 
 
 def _report_bug(error: BaseException) -> int:
-    """Our own mistake: say so in two lines, and keep the evidence where it can be sent to us."""
+    """Report a bug in Headway in two lines, and write the traceback to a file that can be sent to us."""
     import traceback
 
     from headway.core.platform import state_dir
@@ -157,7 +157,7 @@ def _report_bug(error: BaseException) -> int:
 
 
 def confirm(plan: Plan, *, yes: bool) -> None:
-    """Show what it costs and ask. BadInput where nobody can answer, and on a no: nothing has been spent."""
+    """Show the cost and ask for confirmation. Raises BadInput if the answer is no, or if there is no terminal."""
     if not is_billed(plan):
         return
     for head, text in price_rows(plan.price).items():
@@ -189,7 +189,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
 
 def load_job(args: argparse.Namespace) -> Job:
-    """The job file with this command's changes."""
+    """Load the job file with the overrides of this command."""
     from headway.spec import Job
 
     path = Path(args.file)
@@ -214,7 +214,7 @@ def _present(names: list[str]) -> list[str]:
     return names
 
 
-# What verbs that take a RUN share.
+# Shared by verbs that take a RUN.
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -233,7 +233,7 @@ def _names(prefix: str, **_: Any) -> list[str]:
 
 
 def locate(text: str, *, bundles: bool = False) -> str:
-    """The URL of the run that `text` names; with `bundles`, an exported bundle's folder or URL will do as well."""
+    """Return the URL of the run that `text` names; with `bundles`, also accept an exported bundle's folder or URL."""
     from headway.rundir.status import find
     from headway.storage import open_store
 

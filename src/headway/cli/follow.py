@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 from types import FrameType
@@ -21,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.dispatch import add_json, add_run, locate
 from headway.cli.render import lines as page_lines
+from headway.cli.render import print_status
 from headway.core.errors import FINISHED, BadInput, HeadwayError
 from headway.core.format import as_json, duration, paint, usd
-from headway.core.plan import EXACT, UNKNOWN, again
+from headway.core.plan import EXACT, UNKNOWN, describe_next_start
 from headway.core.types import State
+from headway.rundir.source_paths import SourcePaths
 
 if TYPE_CHECKING:
     from headway.core.types import LogLine
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from headway.rundir.layout import RunFolder
 
 
-# `headway logs`: what a run printed, complete and in order; with -f from before it starts to its end.
+# `headway logs`: print a run's log, complete and in order; with -f, from before the run starts until it ends.
 
 
 def logs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +50,8 @@ def logs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def logs_command(args: argparse.Namespace) -> int:
     from headway.launcher.lifecycle import logs
+    from headway.rundir.layout import RunFolder
+    from headway.storage import open_store
 
     url = locate(args.run)
     start = since(args.since) if args.since else ""
@@ -54,12 +59,28 @@ def logs_command(args: argparse.Namespace) -> int:
     def chosen(*, follow: bool) -> Iterator[LogLine]:
         return (line for line in logs(url, follow=follow, rank=args.rank) if line.time >= start)
 
-    # What is there already is cut to the last N; what comes after is new, and all of it is shown.
+    # --tail applies to the lines that exist now; with -f, all later lines are shown.
     skipped = 0 if args.tail is None else max(0, sum(1 for _ in chosen(follow=False)) - args.tail)
     lines = islice(chosen(follow=args.follow), skipped, None)
+    show = OwnPaths(RunFolder(open_store(url)))
     for line in lines:
-        print(as_record(line) if args.json else format_line(line), flush=args.follow)
+        print(as_record(line) if args.json else format_line(show(line)), flush=args.follow)
     return 0
+
+
+class OwnPaths:
+    """Shows tracebacks with the user's own paths. Where the run's code is, is read once a traceback is seen."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._paths: SourcePaths | None = None
+
+    def __call__(self, line: LogLine) -> LogLine:
+        if line.rank < 0 or ' File "' not in line.text:
+            return line
+        if self._paths is None:
+            self._paths = SourcePaths.of(self._folder)
+        return replace(line, text=self._paths.translate(line.text))
 
 
 def format_line(line: LogLine) -> str:
@@ -69,8 +90,8 @@ def format_line(line: LogLine) -> str:
 
 
 def since(text: str) -> str:
-    """The time meant, as log lines carry it."""
-    from headway.spec.fields import duration
+    """Return the time that --since names, in the format of log lines."""
+    from headway.spec.units import parse_duration
 
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
@@ -78,7 +99,7 @@ def since(text: str) -> str:
     except ValueError:
         pass
     try:
-        seconds = duration(text)
+        seconds = parse_duration(text)
     except ValueError:
         raise BadInput(f"--since {text} is neither a duration nor a time", fix="--since 10m") from None
     return (datetime.now(timezone.utc) - timedelta(seconds=seconds)).isoformat()
@@ -94,11 +115,7 @@ PROGRESS = re.compile(r"headway: (?:epoch \d+(?:/\d+)?  )?step \d+(?:/\d+)?(?:  
 
 
 class _Detached(BaseException):
-    """SIGTERM: whoever started this client wants it gone."""
-
-
-def print_status(text: str) -> None:
-    print(paint(f"headway: {text}", "dim"), file=sys.stderr)
+    """Raised on SIGTERM: end this client and leave the run alone."""
 
 
 def attach(run: RunHandle, *, since: str = "", json: bool = False, rerun: str = "headway run") -> int:
@@ -111,7 +128,8 @@ def attach(run: RunHandle, *, since: str = "", json: bool = False, rerun: str = 
     print_status(f"run {run.run}, folder {run.url}{page_lines(run)}")
     try:
         with _detach_on_sigterm(), _display(run, quiet=json) as show:
-            outcome = run.wait(lambda line: show(line) if line.time >= since and not _is_end_line(line) else None)
+            own = OwnPaths(run.folder)
+            outcome = run.wait(lambda line: show(own(line)) if line.time >= since and not _is_end_line(line) else None)
     except _Detached:
         print_status(_detached_text(run.run))
         return 128 + signal.SIGTERM
@@ -130,7 +148,7 @@ _ENDS = frozenset(state.value for state in State if state.ended)
 
 
 def _is_end_line(line: LogLine) -> bool:
-    """Whether it is the supervisor's last line, which says what `conclusion` says."""
+    """Return whether this is the supervisor's last line, whose content `conclusion` prints."""
     return line.rank < 0 and line.text.partition(":")[0] in _ENDS
 
 
@@ -151,7 +169,7 @@ def _detached_text(run: str) -> str:
 
 
 def conclusion(outcome: Outcome, run_handle: RunHandle, *, rerun: str = "headway run", shown: bool = False) -> str:
-    """How the run ended, why if it failed, and the next command. `shown`: its log is on the screen already."""
+    """Format how the run ended, why it failed, and the next command. `shown`: its log is already on the screen."""
     run, state, reason = outcome.run, outcome.status.state, outcome.status.reason
     good = outcome.exit_code == FINISHED
     head = f"{run} {state.value}{time_and_cost(run_handle) if state.ended else ''}"
@@ -171,26 +189,24 @@ def conclusion(outcome: Outcome, run_handle: RunHandle, *, rerun: str = "headway
 
 
 def time_and_cost(launched: RunHandle) -> str:
-    """Time and cost, with the estimate of the plan: " after 7m, $0.12 (estimate: 8m, $0.14)"."""
-    from headway.rundir.lease import spent_s, spent_usd
+    """Format time and cost, with the plan's estimate: " after 7m, $0.12 (estimate: 8m, $0.14)"."""
+    from headway.rundir.spending import Spending
 
     try:
-        plan, seconds = launched.folder.plan(), spent_s(launched.folder)
-    except HeadwayError:  # out of reach, or damaged: the state has been printed
+        spent = Spending.of(launched.folder)
+    except HeadwayError:  # unreachable, or damaged: the state has been printed
         return ""
-    cost, expected = spent_usd(plan, seconds), plan.price.get("expected_hours")
-    text = f" after {duration(seconds)}" + (f", {usd(cost)}" if cost is not None else "")
-    if expected is None:
+    text = f" after {duration(spent.seconds)}" + (f", {usd(spent.usd)}" if spent.usd is not None else "")
+    if spent.expected_s is None:
         return text
-    usd_expected = plan.price.get("expected_usd")
-    money = f", {usd(usd_expected)}" if usd_expected is not None else ""
-    return f"{text} (estimate: {duration(expected * 3600)}{money})"
+    money = f", {usd(spent.expected_usd)}" if spent.expected_usd is not None else ""
+    return f"{text} (estimate: {duration(spent.expected_s)}{money})"
 
 
 def with_cause(outcome: Outcome, launched: RunHandle, *, rerun: str, shown: bool) -> tuple[list[str], str]:
-    """The cause, the evidence and the fix, if a rule knows the failure; else the log's last lines, unless `shown`.
+    """Return cause, evidence and fix if a rule knows the failure, else the log's last lines, unless `shown`.
 
-    Also the next command: none where the fix names it.
+    Also return the next command; empty if the fix names it.
     """
     from headway.cli.inspect import after_failure, describe_cause
     from headway.diagnose.diagnosis import diagnose_run
@@ -198,7 +214,7 @@ def with_cause(outcome: Outcome, launched: RunHandle, *, rerun: str, shown: bool
     try:
         found = diagnose_run(launched, outcome.status)
         several = launched.folder.plan().nodes * launched.folder.plan().processes > 1
-    except HeadwayError as error:  # the folder is out of reach: that the run failed has been printed
+    except HeadwayError as error:  # the folder is unreachable: the failure itself has been printed
         return [f"  cause unknown: {error}"], f"headway why {launched.run}"
     following = after_failure(launched.folder, found, rerun=rerun)
     if not found.name and shown:
@@ -208,17 +224,17 @@ def with_cause(outcome: Outcome, launched: RunHandle, *, rerun: str, shown: bool
 
 
 def next_for(launched: RunHandle, state: State) -> str:
-    """The command that a user most likely wants next; "" if there is none."""
+    """Return the command that a user most likely wants next; "" if there is none."""
     from headway.rundir.status import next_command
 
     try:
         return next_command(launched.folder, launched.folder.plan(), state)
-    except HeadwayError:  # the plan is damaged or out of reach
+    except HeadwayError:  # the plan is damaged or unreachable
         return f"headway status {launched.run}"
 
 
 def recorded_kind(folder: RunFolder) -> str:
-    """How the run resumes; not known where its plan cannot be read."""
+    """Return how the run resumes; UNKNOWN if its plan cannot be read."""
     from headway.packaging.resume_evidence import kind_of
 
     try:
@@ -228,25 +244,23 @@ def recorded_kind(folder: RunFolder) -> str:
 
 
 def resume_text(kind: str, state: State) -> list[str]:
-    """What a resume does, if it is not exact."""
-    return [f"on resume, {again(kind)}"] if state.resumable and kind != EXACT else []
+    """Return a line that describes what a resume does."""
+    return [f"on resume, {describe_next_start(kind)}"] if state.resumable else []
 
 
 def resume_note(kind: str) -> str:
-    """What a stop waits for; nobody knows what a script does that Headway knows nothing of."""
+    """Return a note that a checkpoint is written before a stop; empty for a script that handles stops itself."""
     return ": a checkpoint is written first" if kind == EXACT else ""
 
 
 def _summary(outcome: Outcome, launched: RunHandle) -> dict[str, Any]:
     status = outcome.status
     left = list(outcome.receipt.left) if outcome.receipt else None
-    from headway.rundir.lease import spent_s, spent_usd
+    from headway.rundir.spending import Spending
 
-    seconds = spent_s(launched.folder)
-    cost = spent_usd(launched.folder.plan(), seconds)
-    spent = {"seconds": round(seconds, 3), "usd": None if cost is None else round(cost, 4)}
+    spent = Spending.of(launched.folder)
     return {
-        "spent": spent,
+        "spent": {"seconds": round(spent.seconds, 3), "usd": None if spent.usd is None else round(spent.usd, 4)},
         "run": outcome.run,
         "url": launched.url,
         "state": status.state.value,
@@ -257,12 +271,12 @@ def _summary(outcome: Outcome, launched: RunHandle) -> dict[str, Any]:
 
 
 def _ask_detach() -> bool:
-    """True to detach, False to stop. Without a person to ask, an interrupt means stop."""
+    """Ask whether to detach (True) or to stop (False). Without a terminal, stop."""
     if not sys.stdin.isatty():
         return False
     try:
         print("\n[d]etach and keep it running, or [s]top it? [d] ", end="", flush=True)
-        # In short waits: a Ctrl-C that comes just before a long one would go unnoticed until something is typed.
+        # Wait in short intervals: a Ctrl-C just before a long wait would have no effect until a key is pressed.
         while not select.select([sys.stdin], [], [], POLL_S)[0]:
             pass
         answer = sys.stdin.readline()
@@ -284,7 +298,7 @@ def _display(launched: RunHandle, *, quiet: bool) -> Iterator[Any]:
 
 @contextmanager
 def _live(launched: RunHandle) -> Iterator[Any]:
-    """A progress bar below the log. It reads the run's folder, so it shows the same wherever the run is.
+    """Show a progress bar below the log. It reads the run folder, so it works on every target.
 
     The run's own progress lines are left out, because the bar shows them. A script that reports no progress has no bar.
     """
@@ -324,7 +338,7 @@ def _live(launched: RunHandle) -> Iterator[Any]:
 def _progress(launched: RunHandle) -> dict[str, Any] | None:
     try:
         return launched.folder.progress()
-    except HeadwayError:  # the store does not answer for now: the bar stays as it is
+    except HeadwayError:  # the store is unreachable at the moment: leave the bar unchanged
         return None
 
 
@@ -334,7 +348,9 @@ def position_text(record: dict[str, Any]) -> str:
 
 
 def metrics_text(record: dict[str, Any]) -> str:
-    """Step, loss, speed, time left and cost."""
+    """Format step, loss, speed, time left and cost."""
+    from headway.rundir.spending import of_budget
+
     total = f"/{record['steps']}" if record.get("steps") else ""
     parts = [f"step {record['step']}{total}"] if "step" in record else []
     parts += [f"{key} {record[key]:.3f}" for key in ("loss",) if isinstance(record.get(key), float)]
@@ -343,18 +359,18 @@ def metrics_text(record: dict[str, Any]) -> str:
     if record.get("eta_s") is not None:
         parts.append(f"{duration(record['eta_s'])} left")
     if isinstance(record.get("usd"), float):
-        parts.append(usd(record["usd"]) + (f" of {usd(record['budget_usd'])}" if record.get("budget_usd") else ""))
+        parts.append(of_budget(record["usd"], record.get("budget_usd"), usd))
     return "  ".join(parts)
 
 
-# `headway watch`: a run live in this terminal. Leaving it leaves the run alone.
+# `headway watch`: show a run live in this terminal. Quitting does not affect the run.
 
 
 KEPT_LINES = 200  # lines of log: more than any terminal is high
 DRAW_S = 0.5
 PLAIN_S = 10.0  # between lines of progress where there is no terminal
 _DETACH_KEYS = set(b"qQ\x04")  # the last one: Ctrl-D; and escape, if it comes alone
-_SEQUENCE = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]")  # arrows and the like: no wish to leave
+_SEQUENCE = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]")  # arrow keys and the like do not quit
 DETACH_HINT = 5  # lines of log in what stays on the screen
 
 
@@ -381,7 +397,7 @@ def watch_command(args: argparse.Namespace) -> int:
 
 
 class Follower:
-    """Follows a run to its end in a thread of its own, so that whoever draws never waits for a store."""
+    """Follows a run to its end in a thread, so that drawing never waits for a store."""
 
     def __init__(self, launched: RunHandle) -> None:
         self.lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
@@ -397,7 +413,7 @@ class Follower:
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended, once it is over. What went wrong while following is raised here."""
+        """Return the outcome after the end of the run. Raises the error that ended following it."""
         if self._error is not None:
             raise self._error
         assert self._outcome is not None
@@ -413,7 +429,7 @@ class Follower:
 
 
 def _panel(launched: RunHandle, follower: Follower) -> Outcome | None:
-    """None where the watcher left before the run's end."""
+    """Show the panel until the run ends. Returns None if the user quits before that."""
     from rich.console import Console
     from rich.live import Live
 
@@ -437,7 +453,7 @@ def _panel(launched: RunHandle, follower: Follower) -> Outcome | None:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """`pressed(seconds)` waits that long for a key that means leaving. Keys are not echoed meanwhile."""
+    """Yield `pressed(seconds)`, which waits that long for a key that quits. Keys are not echoed meanwhile."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -466,24 +482,24 @@ def _sleep(seconds: float) -> bool:
 
 
 def _plain(launched: RunHandle, follower: Follower) -> Outcome:
-    """Every line of log as it comes, a line of progress now and then, and every change of state."""
+    """Print each log line as it arrives, each change of state, and a progress line every PLAIN_S seconds."""
     from headway.dashboard.terminal import RunPoller
 
     lookout = RunPoller(launched)
     follower.on_line = lambda line: print(format_line(line), flush=True)
     follower.start()
-    said, said_at = "", time.monotonic() - PLAIN_S
+    printed_state, printed_at = "", time.monotonic() - PLAIN_S
     while not follower.ended.wait(DRAW_S):
         view = lookout.poll()
         state = view.status.state.value
-        if (state, time.monotonic() - said_at > PLAIN_S) != (said, False):
+        if (state, time.monotonic() - printed_at > PLAIN_S) != (printed_state, False):
             print(paint(_watch_summary(view), "dim"), flush=True)
-            said, said_at = state, time.monotonic()
+            printed_state, printed_at = state, time.monotonic()
     return follower.outcome
 
 
 def _watch_summary(view: RunSnapshot) -> str:
-    """One line: state, where it is, what it costs, and what it prints of itself last."""
+    """Format one line: state, progress, cost and newest metrics."""
     from headway.dashboard.terminal import money, number, where
 
     curves = [f"{name} {number(trace.last)}" for name, trace in list(view.curves.items())[:4]]

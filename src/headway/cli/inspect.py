@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.dispatch import add_json, add_run, locate
-from headway.cli.follow import print_status
-from headway.cli.render import progress_while
+from headway.cli.render import print_status, progress_while
 from headway.core.errors import FINISHED, BadInput, BadPlan, HeadwayError, UnknownRun, needs
-from headway.core.format import ago, as_json, duration, paint, size, table, usd
-from headway.core.plan import EXACT, in_plan
+from headway.core.format import ago, as_json, duration, paint, size, table
 from headway.core.progress import Report
 
 if TYPE_CHECKING:
@@ -28,10 +26,10 @@ if TYPE_CHECKING:
     from headway.rundir.layout import RunFolder
 
 
-# `headway notebook`: Jupyter on the machine of a run, in this machine's browser.
+# `headway notebook`: open Jupyter on a run's machine in this machine's browser.
 
 
-POLL_S = 2.0  # between looks at whether the run goes on
+POLL_S = 2.0  # between checks whether the run has ended
 
 
 def notebook_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +39,12 @@ def notebook_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def notebook_command(args: argparse.Namespace) -> int:
-    from headway.dashboard.notebook.jupyter import Session, exec_target
+    from headway.dashboard.notebook.jupyter import Session, exec_command
     from headway.launcher.lifecycle import open_run
 
     launched = open_run(locate(args.run), say=print_status)
-    live = not launched.target.status(launched.handle).state.ended
-    found = exec_target(launched)
+    live = not launched.current_status().state.ended
+    found = exec_command(launched)
     print_status(f"starting Jupyter on {found.where}")
     try:
         session = Session(found, port=args.port)
@@ -71,13 +69,13 @@ def _print_address(session: Session, *, browser: bool) -> None:
 
 
 def _wait_for_run_end(session: Session, launched: RunHandle) -> str:
-    """Wait for the run's end, or Jupyter's, whichever is first: why it was closed."""
+    """Wait until the run or Jupyter ends, whichever is first; return why it was closed."""
     over = False
     while not over:
-        over = session.ended.wait(POLL_S)  # in a container Jupyter ends with the run, which is then looked at once more
+        over = session.ended.wait(POLL_S)  # in a container Jupyter ends with the run: then check the run once more
         try:
-            status = launched.target.status(launched.handle)
-        except HeadwayError:  # out of reach for a moment: looked at again
+            status = launched.current_status()
+        except HeadwayError:  # unreachable at the moment: try again
             continue
         if status.state.ended:
             return f"closed: {launched.run} is {status.state.value}"
@@ -85,7 +83,7 @@ def _wait_for_run_end(session: Session, launched: RunHandle) -> str:
 
 
 def _close_message(session: Session) -> str:
-    """Of a run that has ended there is nothing to wait for but Jupyter's own end, or Ctrl-C."""
+    """Wait until Jupyter itself ends, for a run that has already ended; return why it was closed."""
     while not session.ended.wait(POLL_S):
         pass
     return _ended(session)
@@ -95,7 +93,7 @@ def _ended(session: Session) -> str:
     return f"Jupyter on {session.place.where} has ended"
 
 
-# `headway ps`: runs, newest first. The index makes it fast; what has not ended is looked up in its folder.
+# `headway ps`: list runs, newest first, from the index. For runs that have not ended, their folders are read.
 
 
 _RED = ("failed", "lost", "damaged")
@@ -115,20 +113,27 @@ def ps_arguments(parser: argparse.ArgumentParser) -> None:
 def ps_command(args: argparse.Namespace) -> int:
     from headway.rundir.index import RunIndex
 
-    ledger = RunIndex()
+    run_index = RunIndex()
     if args.rebuild:
         with progress_while(f"searching {args.rebuild}"):
-            found = ledger.rebuild(args.rebuild)
+            found = run_index.rebuild(args.rebuild)
         print(f"{found} runs found below {args.rebuild}")
-    rows = ledger.rows(glob=args.name, target=args.on, limit=args.limit)
-    with ThreadPoolExecutor(8) as pool:  # each look is a round trip where the folder is in a bucket
-        rows = list(pool.map(refreshed, rows))
+    rows = run_index.rows(glob=args.name, target=args.on, limit=args.limit)
+    if rows:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(8) as pool:  # one round trip per run whose folder is in a bucket
+            rows = list(pool.map(refreshed, rows))
     if args.json:
         print(as_json([asdict(row) for row in rows]))
     elif rows:
         now = time.time()
-        cells = [(row.name, row.state, row.target, ago(row.created, now), row.url) for row in rows]
-        text = table(("NAME", "STATE", "ON", "STARTED", "FOLDER"), cells)
+        places = [_position(row) for row in rows]
+        cells = [
+            (row.name, row.state, row.target, ago(row.created, now), place, row.url)
+            for row, place in zip(rows, places, strict=True)
+        ]
+        text = table(("NAME", "STATE", "ON", "STARTED", "PROGRESS", "FOLDER"), cells)
         for state, colour in COLOURS.items():
             text = text.replace(f"  {state}", f"  {paint(state, colour)}")
         print(text)
@@ -137,24 +142,37 @@ def ps_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def _position(row: RunRow) -> str:
+    """Format the progress of a running run; "" for all others, and for one that has reported none."""
+    from headway.rundir.layout import RunFolder
+    from headway.storage import open_store
+
+    if row.state != "running":
+        return ""
+    try:
+        return describe_position(RunFolder(open_store(row.url)).progress() or {}, running=True)
+    except HeadwayError:  # unreachable at the moment
+        return ""
+
+
 def refreshed(row: RunRow) -> RunRow:
-    """The row as it is now. An ended run is not looked up again; one that is seen to have ended is settled."""
-    from headway.cli.follow import print_status
+    """Return the row with the current state. The folder of a run that has ended is not read again."""
     from headway.core.types import State
-    from headway.launcher.lifecycle import observe
 
     if State(row.state).ended and State(row.state) is not State.LOST:
         return row
+    from headway.launcher.lifecycle import observe  # slow to import
+
     try:
         return replace(row, state=observe(row.url).status.state.value)
     except BadPlan as error:
         print_status(f"{row.name} is damaged: {str(error).splitlines()[0]}")
         return replace(row, state="damaged")
-    except HeadwayError:  # out of reach, or deleted: that it was there is still worth showing
+    except HeadwayError:  # unreachable or deleted: show the last known state
         return replace(row, state="gone")
 
 
-# `headway pull`: a run's folder, or parts of it, copied to this machine.
+# `headway pull`: copy a run's folder, or parts of it, to this machine.
 
 
 PARTS = ("checkpoints", "events", "export", "files", "logs", "metrics", "samples")
@@ -179,11 +197,13 @@ def pull_command(args: argparse.Namespace) -> int:
     if local_path(url) == to:
         raise BadInput(f"{to} is the run's own folder; there is nothing to copy", fix="headway pull RUN --to DIR")
     if args.form:
+        _keep_out_of_uploads(to)
         return _as_pth(args, url, str(to))
     store = open_store(url)
     wanted = [e for e in store.list() if not e.key.startswith(("docker/", "local/")) and _is_selected(e.key, args.only)]
     if not wanted:
         raise UnknownRun(f"there are no files to copy in {url}", fix="headway status RUN")
+    _keep_out_of_uploads(to)
     total, doing = sum(entry.size for entry in wanted), f"copying to {to}"
     with progress_while(doing) as tell:
         done = 0
@@ -192,9 +212,22 @@ def pull_command(args: argparse.Namespace) -> int:
             if not target.exists() or target.stat().st_size != entry.size:
                 fetch_file(store, entry.key, target, progress=partial(_pull_summary, tell, doing, before, total))
             done += entry.size
-    said = {"to": str(to), "files": len(wanted), "bytes": total}
-    print(as_json(said) if args.json else f"{len(wanted)} files, {size(total)} in {to}")
+    summary = {"to": str(to), "files": len(wanted), "bytes": total}
+    print(as_json(summary) if args.json else f"{len(wanted)} files, {size(total)} in {to}")
     return 0
+
+
+def _keep_out_of_uploads(to: Path) -> None:
+    """Exclude a folder that `pull` fills from the code that the next run of a job around it would upload."""
+    marker = to / ".headwayignore"
+    if marker.exists() or to.is_file():
+        return
+    if to.is_dir() and any(to.iterdir()):  # the user's own folder: its files may be part of the code
+        if Path.cwd() in (to, *to.parents):
+            print_status(f"runs of a job in {Path.cwd()} upload {to} too, unless .headwayignore there names it")
+        return
+    to.mkdir(parents=True, exist_ok=True)
+    marker.write_text("# written by `headway pull`: copies of a run are not code to upload\n*\n")
 
 
 def _pull_summary(tell: Report, doing: str, before: int, total: int, got: int, of: int) -> None:
@@ -224,7 +257,6 @@ def status_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def status_command(args: argparse.Namespace) -> int:
-    from headway.cli.follow import print_status
     from headway.launcher.lifecycle import open_run
 
     launched = open_run(locate(args.run), say=print_status)
@@ -236,67 +268,131 @@ def status_command(args: argparse.Namespace) -> int:
 def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
     from headway.cli.follow import next_for, recorded_kind
     from headway.cli.render import links
+    from headway.rundir.history import last_metrics
+    from headway.rundir.overview import RunOverview
 
     folder = launched.folder
-    events = folder.events()
-    saved = [event for event in events if event["kind"] == "checkpoint"]
+    overview = RunOverview.of(folder, status=status)
     return {
         "run": launched.run,
         "url": launched.url,
-        "target": launched.handle.target,
+        "target": launched.target_handle.target,
         "state": status.state.value,
         "reason": status.reason,
         "resumable": status.state.resumable,
         "resume": recorded_kind(folder),
-        "attempts": len([event for event in events if event["kind"] == "attempt"]),
-        "checkpoint": saved[-1]["step"] if saved else None,
-        "progress": folder.progress(),
-        "spent": spent_record(folder),
+        "code_changes": _code_changes(folder),
+        "attempts": overview.attempts,
+        "checkpoint": overview.checkpoint,
+        "kept": _kept(folder),
+        "progress": overview.progress or None,
+        "metrics": last_metrics(folder),
+        "spent": overview.spent.as_json(),
         "links": links(launched),
         "next": next_for(launched, status.state),
     }
 
 
-def spent_record(folder: RunFolder) -> dict[str, Any]:
-    """Of the budget, over all attempts."""
-    from headway.rundir.lease import spent_s, spent_usd
+def _kept(folder: RunFolder) -> dict[str, Any] | None:
+    """What of the program's own files is in the run folder, and what is not; None if nothing is recorded."""
+    try:
+        record = folder.read_json("workdir/node-0.json")
+    except HeadwayError:
+        return None
+    files = (record or {}).get("files", {})
+    left_out = (record or {}).get("not_kept", [])
+    if not files and not left_out:
+        return None
+    return {"files": len(files), "bytes": sum(each["size"] for each in files.values()), "not_kept": left_out}
 
-    plan, seconds = folder.plan(), spent_s(folder)
-    return {"seconds": round(seconds, 1), "usd": spent_usd(plan, seconds), "budget_usd": plan.price.get("ceiling_usd"),
-            "budget_s": plan.limits.budget_s}  # fmt: skip
+
+def _describe_left_out(left_out: list[dict[str, Any]]) -> str:
+    """The first few files and folders that are not kept, with their sizes and the reason."""
+    shown = [
+        f"{each['path']} ({_count(each['files'])}, {size(each['bytes'])}) {each['why']}"
+        for each in left_out[:MAX_SHOWN]
+    ]
+    more = len(left_out) - MAX_SHOWN
+    return "; ".join([*shown, *([f"{more} more"] if more > 0 else [])])
+
+
+def _count(files: int) -> str:
+    return "1 file" if files == 1 else f"{files:,} files"
+
+
+MAX_SHOWN = 3
+
+
+def _code_changes(folder: RunFolder) -> list[dict[str, Any]]:
+    from headway.rundir.submission import code_changes, read
+
+    try:
+        return [{"attempt": attempt, "files": names} for attempt, names in code_changes(read(folder))]
+    except HeadwayError:
+        return []
+
+
+def _describe_code_changes(changes: list[dict[str, Any]]) -> str:
+    from headway.packaging.code_changes import name_files
+
+    return "; ".join(f"changed before attempt {each['attempt']}: {name_files(each['files'])}" for each in changes)
 
 
 def _spent(found: dict[str, Any]) -> str:
+    from headway.rundir.spending import Spending
+
     used = found.get("spent") or {}
-    if not found.get("attempts") or used.get("seconds") is None:
-        return ""
-    limit = f" of {duration(used['budget_s'])}" if used.get("budget_s") else ""
-    ceiling = f" of {usd(used['budget_usd'])}" if used.get("budget_usd") else ""
-    money = f", {usd(used['usd'])}{ceiling}" if used.get("usd") is not None else ""
-    return f"{duration(used['seconds'])}{limit}{money}"
+    return Spending(**used).text if found.get("attempts") and used.get("seconds") is not None else ""
+
+
+def describe_position(progress: Mapping[str, Any], *, running: bool) -> str:
+    """Describe where a run is: 1280/8000, epoch 3/20, 2 min left"""
+    parts = []
+    if progress.get("steps"):
+        parts.append(f"{progress.get('step', 0)}/{progress['steps']}")
+    elif progress.get("step") is not None:
+        parts.append(str(progress["step"]))
+    if progress.get("epochs"):
+        parts.append(f"epoch {min(progress.get('epoch', 0) + 1, progress['epochs'])}/{progress['epochs']}")
+    if progress.get("doing") and running:
+        parts.append(str(progress["doing"]))
+    if progress.get("eta_s") and running:
+        parts.append(f"{duration(progress['eta_s'])} left")
+    return ", ".join(parts)
+
+
+def describe_metrics(metrics: Mapping[str, float]) -> str:
+    """Describe the newest values of at most six metrics, the loss first: loss 0.412, val_accuracy 0.871"""
+    first = sorted(metrics, key=lambda name: ("loss" not in name, name))
+    more = f", and {len(first) - 6} more" if len(first) > 6 else ""
+    return ", ".join(f"{name} {metrics[name]:.4g}" for name in first[:6]) + more
 
 
 def describe_status(found: dict[str, Any]) -> str:
-    progress = found["progress"] or {}
-    steps = f"{progress.get('step', 0)}/{progress['steps']}" if progress.get("steps") else ""
-    left = f", {duration(progress['eta_s'])} left" if progress.get("eta_s") and found["state"] == "running" else ""
+    from headway.core.plan import describe_resume
+
+    progress, kept = found["progress"] or {}, found.get("kept")
     rows = {
         "state": found["state"] + (f": {found['reason']}" if found["reason"] else ""),
         "on": found["target"],
         "folder": found["url"],
         "attempts": str(found["attempts"]),
-        "step": f"{steps}{left}",
+        "step": describe_position(progress, running=found["state"] == "running"),
+        "metrics": describe_metrics(found.get("metrics") or {}),
         "saved": "" if found["checkpoint"] is None else f"step {found['checkpoint']}",
+        "files": f"{_count(kept['files'])}, {size(kept['bytes'])} kept" if kept else "",
+        "not kept": _describe_left_out(kept["not_kept"]) if kept else "",
         **found["links"],
         "spent": _spent(found),
-        "resume": in_plan(found["resume"]) if found["resume"] != EXACT else "",
+        "code": _describe_code_changes(found.get("code_changes") or []),
+        "resume": describe_resume(found["resume"]) if found["resume"] else "",
         "next": found["next"],
     }
     lines = [f"  {key:<9} {text}" for key, text in rows.items() if text]
     return "\n".join([paint(found["run"], "bold"), *lines])
 
 
-# `headway ui`: all runs in a browser.
+# `headway ui`: show all runs in a browser.
 
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -304,7 +400,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def ui_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("outputs", nargs="*", metavar="OUTPUTS", help="also show the runs in these folders or buckets")
-    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; any other address requires a token")
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine alone")
     parser.add_argument("--port", type=int, default=8765, help="default: 8765; 0: any free port")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
 
@@ -318,15 +414,15 @@ def ui_command(args: argparse.Namespace) -> int:
         from headway.serving.server import Address, listen
     from headway.rundir.index import RunIndex
 
-    ledger = RunIndex()
-    places = FolderScanner(ledger, args.outputs)
+    run_index = RunIndex()
+    places = FolderScanner(run_index, args.outputs)
     places.start()
     taken = listen(Address(host=args.host, port=args.port))
     with taken:
-        taken.listen()  # a browser that is quicker than we are waits, and is not refused
-        token = None if args.host in _LOOPBACK else _token()
+        taken.listen()  # a browser that connects before the server is ready waits instead of being refused
+        token = _token()  # on this machine too: other users of a login node reach its loopback address
         hosts = frozenset({*_LOOPBACK, "[::1]", args.host, f"[{args.host}]", *_names(args.host)})
-        site = DashboardApp(RunService(ledger, places), stop=_stop, resume=_resume, hosts=hosts, token=token)
+        site = DashboardApp(RunService(run_index, places), stop=_stop, resume=_resume, hosts=hosts, token=token)
         address = _address(args.host, taken.getsockname()[1], token)
         print(f"all runs: {address}\nCtrl-C stops the dashboard; the runs keep running")
         sys.stdout.flush()
@@ -348,7 +444,7 @@ def _token() -> str:
 
 
 def _names(host: str) -> tuple[str, ...]:
-    """What a server that listens on all addresses may be called."""
+    """Return the host names under which a server that listens on all addresses can be reached."""
     if host not in ("0.0.0.0", "::"):
         return ()
     import socket
@@ -361,10 +457,10 @@ def _names(host: str) -> tuple[str, ...]:
     return (name, socket.getfqdn(), *found)
 
 
-def _address(host: str, port: int, token: str | None) -> str:
+def _address(host: str, port: int, token: str) -> str:
     shown = "localhost" if host in _LOOPBACK or host in ("0.0.0.0", "::") else host
     shown = f"[{shown}]" if ":" in shown else shown
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{shown}:{port}/?token={token}"
 
 
 def _stop(url: str) -> str:
@@ -379,7 +475,7 @@ def _resume(url: str) -> str:
     return resume(url, say=lambda _: None).status().state.value
 
 
-# `headway why RUN`: the cause of a failure, the line that shows it, and what to type.
+# `headway why RUN`: print the cause of a failure, the log line that shows it, and the fix.
 
 
 def why_arguments(parser: argparse.ArgumentParser) -> None:
@@ -389,12 +485,11 @@ def why_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def why_command(args: argparse.Namespace) -> int:
-    from headway.cli.follow import print_status
     from headway.diagnose.diagnosis import diagnose_run
     from headway.launcher.lifecycle import open_run
 
     hold = open_run(locate(args.run), say=print_status)
-    found = diagnose_run(hold, hold.target.status(hold.handle), rank=args.rank)
+    found = diagnose_run(hold, hold.current_status(), rank=args.rank)
     print(as_json(asdict(found)) if args.json else describe_cause(found))
     following = after_failure(hold.folder, found)
     if following and not args.json:
@@ -403,25 +498,44 @@ def why_command(args: argparse.Namespace) -> int:
 
 
 def after_failure(folder: RunFolder, found: Diagnosis, *, rerun: str = "headway run") -> str:
-    """The next command after a failure; "" where nothing failed or the fix names it."""
-    if found.name or found.state not in ("failed", "lost"):
+    """Return the next command after a failure; "" if nothing failed or the fix names it."""
+    from headway.core.program import is_project, program_words
+    from headway.core.types import State
+    from headway.rundir.status import next_command
+
+    if found.state not in ("failed", "lost") or (found.name and not (found.in_code and found.at)):
         return ""
     try:
-        crashed, script = "rank" in (folder.ended() or {}), folder.plan().job.get("script")
+        crashed, plan = "rank" in (folder.ended() or {}), folder.plan()
     except HeadwayError:
         return f"headway status {found.run}"
-    if crashed and script:  # a resume would run the same code
-        return f"fix {script}, then {rerun}"
-    return f"headway resume {found.run}"
+    if crashed and is_project(plan.job) and not _was_killed(folder):  # a resume would run the same code
+        at = source_location(found.at, plan.project) if found.at else program_words(plan.job)[0]
+        return f"edit {at}, then {rerun}" if found.at else f"fix {at}, then {rerun}"
+    return next_command(folder, plan, State.LOST)
+
+
+def _was_killed(folder: RunFolder) -> bool:
+    """Whether the rank that failed first was killed from outside: its code need not be at fault."""
+    exits = [event for event in folder.events() if event.get("kind") == "rank_exit" and event.get("first")]
+    return bool(exits) and exits[-1].get("signal") == "SIGKILL"
+
+
+def source_location(at: str, project: str) -> str:
+    """A line of the project as the user reaches it from the current folder: train.py:6, or ../grades/train.py:6."""
+    if not project or Path.cwd() == Path(project):
+        return at
+    path = Path(project) / at
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def describe_cause(found: Diagnosis) -> str:
-    """Three lines where the cause is known; else the last lines of the log of one rank."""
+    """Format cause, evidence and fix; for an unknown failure, the last lines of one rank's log."""
     if found.state in ("finished", "running") or (found.state not in ("failed", "lost") and not found.name):
         return f"{found.run} is {found.state}: nothing has failed"
     if found.name:
-        rows = {"cause": found.cause, "seen in": found.evidence, "fix": found.fix}
-        return "\n".join(f"  {paint(f'{key:<8}', 'bold')} {text}" for key, text in rows.items())
+        rows = {"cause": found.cause, "seen in": found.evidence, "at": found.at, "fix": found.fix}
+        return "\n".join(f"  {paint(f'{key:<8}', 'bold')} {text}" for key, text in rows.items() if text)
     if found.lines:
         who = "" if found.rank is None else f" of rank {found.rank}, which failed first"
         return "\n".join([f"  unknown failure; last lines{who}:", *(f"    {line}" for line in found.lines)])

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from headway.artifacts.evaluate import Answer
 
 
-# `headway compare`: runs side by side, with confidence intervals, what was set differently, and curves.
+# `headway compare`: show runs side by side: metrics with confidence intervals, settings that differ, and curves.
 
 
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDE = 24  # letters of a curve
+_WIDE = 24  # characters of a curve
 
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def _comparison_text(found: Mapping[str, Any]) -> list[str]:
 
 
 def spark(values: Sequence[float]) -> str:
-    """A curve in letters, from its first value to its last: 0.41 ▁▃▅▆▇█ 0.93."""
+    """Draw a curve in characters, from its first value to its last: 0.41 ▁▃▅▆▇█ 0.93."""
     if not values:
         return ""
     step = max(1.0, len(values) / _WIDE)
@@ -90,7 +90,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 
-# `headway eval`: score a run's model, or a bundle's, on held-out data; a run's report goes into its folder.
+# `headway eval`: score the model of a run or a bundle on held-out data. A run's report is written to its folder.
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +126,7 @@ def eval_command(args: argparse.Namespace) -> int:
 
 
 def _detail(records: list[Mapping[str, Any]]) -> str:
-    """A row for each class or grade."""
+    """Format one row per class or grade."""
     head = list(records[0])
     return table(head, [[number(record[name]) for name in head] for record in records])
 
@@ -135,7 +135,7 @@ def number(value: object) -> str:
     return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-# `headway export`: a run's model as a bundle, in its folder or published; or as ONNX, torch.export or `.pth` files.
+# `headway export`: export a run's model as a bundle, or as ONNX, torch.export or `.pth` files.
 
 
 BUNDLE = "bundle"
@@ -199,10 +199,10 @@ def print_written(made: dict[str, Any], json: bool) -> int:
     return 0
 
 
-# `headway predict`: try a model on your own inputs. Without any, what is typed or piped in is asked line by line.
+# `headway predict`: run a model on your own inputs; without any, on the lines of standard input.
 
 
-_BATCH_LINES = 64  # lines of a pipe that are asked together
+_BATCH_LINES = 64  # lines of a pipe per batch
 
 
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -235,12 +235,12 @@ def _show(answer: Answer, inputs: list[str], *, json: bool) -> None:
     if json:
         print(as_json(answers))
         return
-    for given, said in zip(inputs, answers, strict=True):
-        print(f"{paint(given, 'dim')}  {said['text']}")
+    for given, answer_record in zip(inputs, answers, strict=True):
+        print(f"{paint(given, 'dim')}  {answer_record['text']}")
 
 
 def _interactive(answer: Answer) -> None:
-    """One line, one answer, until an empty line or the end of the input."""
+    """Answer each line, until an empty line or the end of the input."""
     print(paint("Type a text and press Enter; an empty line quits.", "dim"))
     while True:
         try:
@@ -252,22 +252,22 @@ def _interactive(answer: Answer) -> None:
             return
         try:
             print(answer([text])[0]["text"])
-        except BadInput as error:  # of this line alone: the next one may be better
+        except BadInput as error:  # about this line only: continue with the next
             print(error)
 
 
 def _from_stdin(answer: Answer, lines: Iterable[str], *, json: bool) -> None:
-    """A line out for each line in, so that the two files stay aligned; all together as JSON."""
+    """Print one line per input line, so that the two files stay aligned; with --json, one document."""
     texts = [line.rstrip("\n") for line in lines]
     if json:
         print(as_json(answer(texts)))
         return
     for first in range(0, len(texts), _BATCH_LINES):
-        for said in answer(texts[first : first + _BATCH_LINES]):
-            print(said["text"], flush=True)
+        for prediction in answer(texts[first : first + _BATCH_LINES]):
+            print(prediction["text"], flush=True)
 
 
-FILES = {  # what -> how its two files are called
+FILES = {  # what -> names of its files in the usage
     "captions": "RESULTS.json REFERENCES.json",
     "classification": "PREDICTIONS [LABELS]",
     "ordinal": "PREDICTIONS [LABELS]",
@@ -327,7 +327,7 @@ def _score(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _refuse_foreign_options(args: argparse.Namespace) -> None:
-    """An option that would be ignored is an error."""
+    """Raise BadInput for an option that would have no effect."""
     belongs = {
         "tokenized": ("captions",),
         "per_image": ("captions",),

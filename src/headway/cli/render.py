@@ -1,4 +1,4 @@
-"""What the terminal shows while a command works: progress bars, spinners, links to trackers."""
+"""Terminal output while a command works: progress bars, spinners, links to trackers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from headway.core.errors import HeadwayError
-from headway.core.format import duration
+from headway.core.format import duration, paint
 from headway.core.progress import Report, with_listener
 
 if TYPE_CHECKING:
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 
 PLAIN_S = 10.0
-SHOW_AFTER_S = 2.0  # what is done by then needs no bar
+SHOW_AFTER_S = 2.0  # shorter work shows no bar
 DRAW_S = 0.2
+
+
+def print_status(text: str) -> None:
+    print(paint(f"headway: {text}", "dim"), file=sys.stderr)
 
 
 @contextmanager
 def bar() -> Iterator[Report]:
-    """Gives a function to call with (what, done, total). Writes to stderr, so that --json stays clean."""
+    """Yield a function to call with (what, done, total). Writes to stderr, so that --json output stays valid."""
     if sys.stderr.isatty():
         with _live() as report:
             yield report
@@ -52,7 +56,7 @@ def _live() -> Iterator[Report]:
 
         def report(what: str, done: int, total: int) -> None:
             nonlocal current
-            if what != current:  # its own start, so that the time left is that of this part
+            if what != current:  # a new task, so that the time left is that of this part
                 progress.reset(task, description=what, total=total or None, completed=done)
                 current = what
             progress.update(task, total=total or None, completed=done)
@@ -61,14 +65,14 @@ def _live() -> Iterator[Report]:
 
 
 def _plain() -> Report:
-    said_at, said = 0.0, ""
+    printed_at, printed = 0.0, ""
 
     def report(what: str, done: int, total: int) -> None:
-        nonlocal said_at, said
+        nonlocal printed_at, printed
         now = time.monotonic()
-        if what == said and now - said_at < PLAIN_S:
+        if what == printed and now - printed_at < PLAIN_S:
             return
-        said_at, said = now, what
+        printed_at, printed = now, what
         share = f" {done / total:.0%}" if total else ""
         print(f"headway: {what}{share}", file=sys.stderr, flush=True)
 
@@ -77,9 +81,9 @@ def _plain() -> Report:
 
 @contextmanager
 def progress_while(what: str) -> Iterator[Report]:
-    """Around anything that may take longer than a moment: shown from then on, with how far it is where that is told.
+    """Show a progress bar while the block runs, once it takes longer than a moment; lines if there is no terminal.
 
-    Gives a function to tell it by; what is told within by `headway.core.progress` counts too.
+    Yields a function to report progress; `headway.core.progress` reports inside the block are shown too.
     """
     state = _Progress(what)
     over = threading.Event()
@@ -94,7 +98,7 @@ def progress_while(what: str) -> Iterator[Report]:
 
 
 class _Progress:
-    """The newest word on how far something is."""
+    """The newest report of progress."""
 
     def __init__(self, what: str) -> None:
         self.what, self.done, self.total = what, 0, 0
@@ -119,36 +123,33 @@ def _show(state: _Progress, done_event: threading.Event) -> None:
             return
 
 
-# Where a run can be looked at in a browser: its target's pages, and its tracker's.
+# Web pages of a run: those of its target, and those of its trackers.
 
 
-_TRACKED = re.compile(r"wandb\b.*?(https?://\S+)")  # what rank 0 says when its tracker is up
-_FIRST_LINES = 500  # it is said early
+_FIRST_LINES = 500  # trackers print their address early
 
 
 def links(launched: RunHandle) -> dict[str, str]:
-    """By name; empty where nothing has a page. Nothing is asked over a network but the run's folder."""
-    own = getattr(launched.target, "links", None)
-    found: dict[str, str] = dict(own(launched.handle)) if own is not None else {}
-    if "console" in launched.handle.details:
-        found["console"] = str(launched.handle.details["console"])
+    """Return the run's pages by name; empty if there are none. Makes no request except to the run folder."""
+    found = launched.target.links(launched.target_handle)
+    if "console" in launched.target_handle.details:
+        found["console"] = str(launched.target_handle.details["console"])
     return {**found, **_tracker(launched)}
 
 
 def _tracker(launched: RunHandle) -> dict[str, str]:
-    """W&B's page of this run, as soon as its tracker has said where it is."""
+    """Return the pages of this run's trackers that rank 0 has printed so far."""
+    found: dict[str, str] = {}
     try:
-        if "wandb" not in launched.folder.plan().job.get("log_to", ()):
-            return {}
-        for line in islice(launched.folder.log_lines(rank=0), _FIRST_LINES):
-            seen = _TRACKED.search(line.text)
-            if seen:
-                return {"wandb": seen[1]}
-    except HeadwayError:  # out of reach: a link is a nicety
+        names = launched.folder.plan().job.get("log_to", ())
+        for line in islice(launched.folder.log_lines(rank=0), _FIRST_LINES) if names else ():
+            pages = ((name, re.search(rf"\b{re.escape(name)}\b.*?(https?://\S+)", line.text)) for name in names)
+            found = {**{name: page[1] for name, page in pages if page}, **found}
+    except HeadwayError:  # unreachable: links are optional
         pass
-    return {}
+    return found
 
 
 def lines(launched: RunHandle) -> str:
-    """As `run` prints them; empty where nothing has a page."""
+    """Format the pages as `run` prints them; empty if there are none."""
     return "".join(f"\n{name}: {url}" for name, url in links(launched).items())

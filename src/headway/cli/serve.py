@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.serving.inputs import Limits
 
 
-# `headway deploy`: a model on Cloud Run or Vertex AI. Shows what it would ask for and cost; does it on request.
+# `headway deploy`: deploy a model to Cloud Run or Vertex AI. Shows requests and price; deploys with --submit.
 
 
 CLOUD_RUN, VERTEX = "cloud-run", "vertex"
@@ -71,12 +71,12 @@ def deploy_command(args: argparse.Namespace) -> int:
     if problems:
         raise BadJob(problems)
     image = None if args.image else _deploy_image(args, d, record)
-    told = _described(d, image, record)
+    text = _described(d, image, record)
     if args.json and not args.submit:
         asks = [{"file": r.file, "method": r.method, "url": r.url, "body": r.body} for r in place.requests(d)]
         print(as_json({"requests": asks, "price": place.bill(d).as_json(), "image": image.name if image else d.image}))
     elif not args.json:
-        print(told)
+        print(text)
     if args.render:
         _render(d, image, url, Path(args.render))
     elif args.submit:
@@ -116,8 +116,8 @@ def _deployment(args: argparse.Namespace, url: str, record: Record) -> Deploymen
         cpus=args.cpus,
         memory_gib=max(1, round(size_of("--memory", args.memory) / 2**30)),
         accelerator=_accelerator(args.accelerator),
-        least=args.min if args.min is not None else 0 if args.to == CLOUD_RUN else 1,
-        most=args.max,
+        min_instances=args.min if args.min is not None else 0 if args.to == CLOUD_RUN else 1,
+        max_instances=args.max,
         public=args.public,
         token=_secret(args.token),
         account=args.service_account,
@@ -125,12 +125,12 @@ def _deployment(args: argparse.Namespace, url: str, record: Record) -> Deploymen
 
 
 def _accelerator(text: str | None) -> tuple[str, int] | None:
-    from headway.spec.fields import BadUnit, accelerator
+    from headway.spec.units import BadUnit, parse_accelerator
 
     if text is None:
         return None
     try:
-        asked = accelerator(text.upper())
+        asked = parse_accelerator(text.upper())
     except BadUnit as error:
         raise BadInput(f"--accelerator: {error}", fix="--accelerator L4") from None
     return asked.kind, asked.count
@@ -168,9 +168,9 @@ def _described(d: Deployment, image: ServingImage | None, record: Record) -> str
         "serves": f"{record.name} ({record.recipe})",
         "model": f"read from {d.model} at startup" if d.model else "inside the image",
         "image": f"{image.name}, built and pushed" if image else f"{d.image}, existing",
-        "instances": f"{d.least} to {d.most}, in {d.region}",
+        "instances": f"{d.min_instances} to {d.max_instances}, in {d.region}",
         "may ask": who + (f", with the token of gcp-sm://{d.token}" if d.token else ""),
-        "price": bill.told,
+        "price": bill.text,
         "besides": ", ".join(bill.besides),
         "asks for": ", ".join(f"{each.method} {each.url}" for each in place.requests(d)),
         "ends with": take_down(d),
@@ -197,7 +197,7 @@ def _render(d: Deployment, image: ServingImage | None, url: str, folder: Path) -
         if request.file.endswith(".yaml"):
             text = yaml.safe_dump(dict(request.body), sort_keys=False)
         (folder / request.file).write_text(text)
-    lines = ["#!/bin/sh", "# What `headway deploy --submit` does, by hand. Run it in this folder.", "set -eu"]
+    lines = ["#!/bin/sh", "# Does by hand what `headway deploy --submit` does. Run it in this folder.", "set -eu"]
     if image is not None:
         write(image, Bundle.open(url), folder / "image")
         lines += [f"docker build --platform {image.platform} --tag {image.name} image", f"docker push {image.name}"]
@@ -224,7 +224,7 @@ def _submit(args: argparse.Namespace, d: Deployment, image: ServingImage | None,
     _confirm(f"deploy {d.name} in {d.project}?", args.yes)
     if image is not None:
         d = _with_image(d, push(run, "docker", image, Bundle.open(url)))
-    cloud = client.Cloud(d.project)
+    cloud = client.cloud_for(d)
     if d.to == CLOUD_RUN:
         address = client.run_service(cloud, d, place.requests(d), _say_deployed)
     else:
@@ -234,7 +234,7 @@ def _submit(args: argparse.Namespace, d: Deployment, image: ServingImage | None,
         print(as_json({"address": address, "image": d.image, "price": place.bill(d).as_json(), "down": end}))
         return FINISHED
     print(f"{paint(d.name, 'bold')} is serving at {address}")
-    print(f"  billed        {place.bill(d).told}")
+    print(f"  billed        {place.bill(d).text}")
     print(f"  to remove it  {end}")
     return FINISHED
 
@@ -249,9 +249,9 @@ def _down(args: argparse.Namespace) -> int:
             "--name is missing",
             fix="headway deploy --down --name N, with the --to, --project and --region it was deployed with",
         )
-    d = Deployment(to=args.to, name=name, project=args.project, region=args.region, recipe="", least=1)
+    d = Deployment(to=args.to, name=name, project=args.project, region=args.region, recipe="", min_instances=1)
     _confirm(f"remove {name} from {args.project}?", args.yes)
-    cloud = client.Cloud(d.project)
+    cloud = client.cloud_for(d)
     removed, left = (client.remove_service if d.to == CLOUD_RUN else client.remove_endpoint)(cloud, d)
     if args.json:
         print(as_json({"removed": removed, "left": left}))
@@ -263,7 +263,7 @@ def _down(args: argparse.Namespace) -> int:
 
 
 def _confirm(question: str, yes: bool) -> None:
-    """BadInput where nobody can answer, and on a no: nothing has been done."""
+    """Ask for confirmation. Raises BadInput if the answer is no, or if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -345,7 +345,7 @@ def serve_command(args: argparse.Namespace) -> int:
 
 
 def _write_image(args: argparse.Namespace, named: str) -> int:
-    """The container's Dockerfile, its folder, or itself. Needs neither torch nor what serving needs."""
+    """Print the Dockerfile, write its build folder, or build the image. Needs neither torch nor the serve extra."""
     from headway.artifacts.evaluate import bundle_of
     from headway.bundle.format import Bundle, read_record
     from headway.packaging.engine import run
@@ -379,11 +379,11 @@ def _limits(args: argparse.Namespace) -> Limits:
 
 
 def size_of(flag: str, text: str) -> int:
-    """Bytes, or a BadInput that names the flag."""
-    from headway.spec.fields import BadUnit, size
+    """Parse a size to bytes. Raises BadInput that names the flag."""
+    from headway.spec.units import BadUnit, parse_size
 
     try:
-        return size(text)
+        return parse_size(text)
     except BadUnit as error:
         raise BadInput(f"{flag}: {error.what}", fix=error.fix) from None
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,14 @@ from headway.core.errors import BadInput, BadJob
 from headway.core.format import as_json, table, usd
 
 if TYPE_CHECKING:
-    from headway.packaging.dockerfile import ImageSpec
+    from headway.packaging.dockerfile import AnyImage
     from headway.pricing.quote import Quote
     from headway.spec import Job
     from headway.targets.docker.options import Options
+    from headway.tools.terraform_gcp import InfraSpec
 
 
-# `headway ci github|gitlab`: write the pipeline that trains on `!train!`; and the steps that it calls.
+# `headway ci github|gitlab`: write the pipeline that trains on `!train!`. The other forms are its steps.
 
 
 WORKFLOWS = {"github": ".github/workflows/headway.yml", "gitlab": ".gitlab-ci.yml"}
@@ -93,7 +96,7 @@ def _write_pipeline(args: argparse.Namespace) -> int:
 
 
 def _pipeline_json(text: str, what: str) -> str:
-    """It goes into a file that a pipeline runs."""
+    """Return a name that is safe in a pipeline file, or raise BadInput."""
     import re
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}", text):
@@ -102,7 +105,7 @@ def _pipeline_json(text: str, what: str) -> str:
 
 
 def _train(args: argparse.Namespace) -> int:
-    """One after the other: the exit code is that of the first that does not end well."""
+    """Train the jobs one after the other; return the exit code of the first that fails."""
     from headway.ci.trigger import job_files
     from headway.cli.dispatch import dispatch
 
@@ -117,7 +120,7 @@ def _train(args: argparse.Namespace) -> int:
     return worst
 
 
-DOCKER = "docker"
+DOCKER, KUBERNETES = "docker", "kubernetes"
 
 
 def image_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +128,8 @@ def image_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
                         help="override a key of the job file: --set image.base=python:3.12-slim")  # fmt: skip
     parser.add_argument("--on", default=DOCKER, metavar="TARGET",
-                        help="a docker target of the job file: its command and platform (default: docker)")  # fmt: skip
+                        help="a docker target: its command and platform (default: docker); or a Kubernetes target, "
+                             "for the image of its supervisor")  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--build", action="store_true", help="build it, unless it exists")
     what.add_argument("--push", action="store_true", help="build it and push it to image.repository")
@@ -137,6 +141,9 @@ def image_arguments(parser: argparse.ArgumentParser) -> None:
 
 def image_command(args: argparse.Namespace) -> int:
     job = load_job(args)
+    repository = _supervisor_repository(job, args.on)
+    if repository and (args.push or args.build):
+        return _make_supervisor(job, args.on, repository, push=args.push, json=args.json)
     options, image = _options(job, args.on), None
     if not job.image.uri:
         image = blueprint(job, options.platform)
@@ -154,22 +161,22 @@ def image_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def blueprint(job: Job, platform: str) -> ImageSpec:
-    """What would be built for this job, by this Headway and this Python. Asks no daemon."""
+def blueprint(job: Job, platform: str) -> AnyImage:
+    """Return the image that would be built for this job. Makes no request to a daemon."""
     from headway._version import __version__
-    from headway.packaging import reference, requirements
+    from headway.packaging import dependencies, own_dockerfile, reference
     from headway.packaging.code import build_wheel, package
     from headway.packaging.dockerfile import image_of_job
     from headway.spec import dump
 
     problems = reference.problems(dump(job)["image"], job.name)
-    if job.requirements:
-        problems += requirements.problems(Path(job.root), job.requirements)
+    problems += own_dockerfile.problems(job) if job.image.dockerfile else dependencies.problems(job)
     if problems:
         raise BadJob(problems)
     python = ".".join(map(str, sys.version_info[:3]))
-    sha256 = package(job).sha256
-    return image_of_job(dump(job), sha256, build_wheel(), headway=__version__, python=python, platform=platform)
+    packed = package(job)
+    job = own_dockerfile.with_content(replace(job, dependencies=dependencies.find(job)), packed)
+    return image_of_job(dump(job), packed.sha256, build_wheel(), headway=__version__, python=python, platform=platform)
 
 
 def _options(job: Job, on: str) -> Options:
@@ -185,7 +192,30 @@ def _options(job: Job, on: str) -> Options:
     return from_plain(entry.options, Options, where=f"options of {on}")
 
 
-def _make(job: Job, options: Options, image: ImageSpec, *, push: bool, json: bool) -> int:
+def _supervisor_repository(job: Job, on: str) -> str:
+    """Return where the target wants the supervisor's own image, for a job whose image has no Headway inside."""
+    from headway import targets
+    from headway.packaging.supervisor_runtime import is_ready_image
+    from headway.spec import dump
+
+    entry = targets.entry(job, on)
+    return str(entry.options.get("supervisor") or "") if entry.kind == KUBERNETES and is_ready_image(dump(job)) else ""
+
+
+def _make_supervisor(job: Job, on: str, repository: str, *, push: bool, json: bool) -> int:
+    from headway.packaging import supervisor_image
+    from headway.packaging.engine import run
+    from headway.planning import plan
+
+    code = plan(job, on=on).code
+    with progress_while(f"{'pushing' if push else 'building'} the supervisor's image"):
+        make = supervisor_image.push if push else supervisor_image.build_image
+        uri = make(run, DOCKER, repository, code)
+    print(as_json({"uri": uri}) if json else f"{uri}\nnext: headway run --on {on}")
+    return 0
+
+
+def _make(job: Job, options: Options, image: AnyImage, *, push: bool, json: bool) -> int:
     from headway.packaging import build
     from headway.packaging.engine import run
 
@@ -200,17 +230,19 @@ def _make(job: Job, options: Options, image: ImageSpec, *, push: bool, json: boo
     return 0
 
 
-def _write_dockerfile(job: Job, image: ImageSpec, folder: Path) -> int:
+def _write_dockerfile(job: Job, image: AnyImage, folder: Path) -> int:
     from headway.packaging import context
 
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"{folder} is not empty", fix="--out a new folder")
     context.write_context(image, job.outputs, folder)
-    print(f"{folder} is ready\nnext: docker build --platform {image.platform} --tag {image.name} {folder}")
+    file, place = image.build_paths(str(folder))
+    named = "" if file == f"{place}/Dockerfile" else f" --file {file}"
+    print(f"{folder} is ready\nnext: docker build --platform {image.platform} --tag {image.name}{named} {place}")
     return 0
 
 
-def _shell(job: Job, options: Options, image: ImageSpec | None) -> int:
+def _shell(job: Job, options: Options, image: AnyImage | None) -> int:
     from headway.packaging import build
     from headway.packaging.engine import not_installed, run
 
@@ -218,7 +250,7 @@ def _shell(job: Job, options: Options, image: ImageSpec | None) -> int:
         name = build.build(run, options.command, image, job.outputs)
     else:
         name = str(job.image.uri)
-        build.pull_image(run, options.command, name, options.platform)
+        build.pull_image(run, options.command, name, job.image.platform or options.platform)
     terminal = ["--tty"] if sys.stdin.isatty() else []
     best = "command -v bash >/dev/null && exec bash; exec sh"
     who = ["--user", f"{os.getuid()}:{os.getgid()}"]
@@ -229,87 +261,92 @@ def _shell(job: Job, options: Options, image: ImageSpec | None) -> int:
         raise not_installed(options.command) from None
 
 
-# `headway infra gcp`: print the Terraform that sets up a cloud project for Headway. Nothing is applied.
+# `headway infra gcp`: print or write the Terraform module that sets up a cloud project. Nothing is applied.
 
 
 def infra_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cloud", choices=["gcp"], help="which cloud")
-    parser.add_argument("--project", required=True, metavar="P", help="the project that is billed")
-    parser.add_argument(
-        "--zone", default="us-central1-a", metavar="Z", help="the zone of the machines (default: us-central1-a)"
-    )
-    parser.add_argument(
-        "--name", default="headway", metavar="N", help="prefix for the names of resources (default: headway)"
-    )
-    parser.add_argument("--bucket", default="", metavar="B", help="the bucket for runs (default: PROJECT-NAME)")
-    parser.add_argument("--namespace", default="default", metavar="NS", help="the Kubernetes namespace for jobs")
-    parser.add_argument("--secret", action="append", default=[], metavar="S", help="create a secret in Secret Manager")
-    parser.add_argument("--accelerator", default="T4:1", metavar="A:N", help="GPUs per machine (default: T4:1)")
+    parser.add_argument("-f", "--file", metavar="FILE", help="a job file: values that no option gives come from it")
+    parser.add_argument("--project", metavar="P", help="the project that is billed")
+    parser.add_argument("--zone", metavar="Z", help="the zone of the machines (default: us-central1-a)")
+    parser.add_argument("--name", metavar="N", help="prefix for the names of resources (default: headway)")
+    parser.add_argument("--bucket", metavar="B", help="the bucket for runs (default: PROJECT-NAME)")
+    parser.add_argument("--namespace", metavar="NS", help="the Kubernetes namespace for jobs (default: default)")
+    parser.add_argument("--secret", action="append", metavar="S", help="create a secret in Secret Manager")
+    parser.add_argument("--accelerator", metavar="A:N", help="GPUs per machine (default: T4:1)")
     parser.add_argument("--machine", metavar="M", help="of the GPU machines (default: the usual one)")
+    parser.add_argument("--max-nodes", type=int, metavar="N", help="maximum number of GPU machines (default: 2)")
+    parser.add_argument("--spot", action="store_true", default=None, help="use spot (preemptible) GPU machines")
+    parser.add_argument("--billing-account", metavar="ID", help="billing account, for a budget alert")
     parser.add_argument(
-        "--max-nodes", type=int, default=2, metavar="N", help="maximum number of GPU machines (default: 2)"
-    )
-    parser.add_argument("--spot", action="store_true", help="use spot (preemptible) GPU machines")
-    parser.add_argument("--billing-account", default="", metavar="ID", help="billing account, for a budget alert")
-    parser.add_argument(
-        "--budget", type=float, default=50.0, metavar="USD", help="dollars per month for the budget alert (default: 50)"
+        "--budget", type=float, metavar="USD", help="dollars per month for the budget alert (default: 50)"
     )
     parser.add_argument("--no-cluster", action="store_true", help="no Kubernetes cluster, Vertex AI only")
     parser.add_argument("--workbench", action="store_true", help="also create a notebook instance")
-    parser.add_argument("--out", metavar="FILE", help="write to FILE instead of standard output")
+    parser.add_argument("--out", metavar="FOLDER", help="write the module there instead of printing it")
 
 
 def infra_command(args: argparse.Namespace) -> int:
-    from headway.tools.terraform_gcp import InfraSpec, terraform
+    from headway.tools.terraform_gcp import module_files, write_module
 
-    kind, gpus, machine = _gpu(args)
-    text = terraform(
-        InfraSpec(
-            project=args.project,
-            zone=args.zone,
-            name=args.name,
-            bucket=args.bucket,
-            namespace=args.namespace,
-            secrets=tuple(dict.fromkeys(args.secret)),
-            accelerator=kind,
-            gpus=gpus,
-            machine=machine,
-            most_nodes=max(1, args.max_nodes),
-            spot=args.spot,
-            billing_account=args.billing_account,
-            budget_usd=args.budget,
-            cluster=not args.no_cluster,
-            workbench=args.workbench,
-        )
-    )
+    spec = _infra_spec(args)
     if args.out:
-        Path(args.out).write_text(text)
-        print(f"next: terraform init && terraform plan   (in the folder of {args.out})")
-    else:
-        print(text, end="")
+        write_module(spec, Path(args.out))
+        print(f"wrote {args.out}; nothing has been applied")
+        print(f"next: cd {shlex.quote(args.out)} && terraform init && terraform plan")
+        return 0
+    for name, text in module_files(spec).items():
+        print(f"# {name}\n{text}")
+    print("nothing has been written or applied; --out FOLDER writes these files", file=sys.stderr)
     return 0
 
 
-def _gpu(args: argparse.Namespace) -> tuple[str, int, str]:
-    """Google's word for the accelerator, how many, and the machine."""
+def _infra_spec(args: argparse.Namespace) -> InfraSpec:
+    from headway.spec import Job
+    from headway.tools.terraform_gcp import InfraSpec, job_values
+
+    given = {
+        "project": args.project,
+        "zone": args.zone,
+        "name": args.name,
+        "bucket": args.bucket,
+        "namespace": args.namespace,
+        "secrets": tuple(dict.fromkeys(args.secret)) if args.secret else None,
+        "accelerator": args.accelerator,
+        "machine": args.machine,
+        "max_nodes": None if args.max_nodes is None else max(1, args.max_nodes),
+        "spot": args.spot,
+        "billing_account": args.billing_account,
+        "budget_usd": args.budget,
+    }
+    values = job_values(Job.load(args.file)) if args.file else {}
+    values |= {name: value for name, value in given.items() if value is not None}
+    if "project" not in values:
+        raise BadInput("no project is given", fix="--project my-project, or -f a job file whose targets have one")
+    kind, gpus, machine = _gpu(values.pop("accelerator", "T4:1"), values.pop("machine", None))
+    return InfraSpec(
+        accelerator=kind, gpus=gpus, machine=machine, cluster=not args.no_cluster, workbench=args.workbench, **values
+    )
+
+
+def _gpu(text: str, machine: str | None) -> tuple[str, int, str]:
+    """Return Google's name of the accelerator, how many, and the machine type."""
     from headway.pricing.table import machine_for
-    from headway.spec.fields import BadUnit, accelerator
+    from headway.spec.units import BadUnit, parse_accelerator
 
     try:
-        asked = accelerator(args.accelerator)
+        asked = parse_accelerator(text)
     except BadUnit as error:
         raise BadInput(f"--accelerator: {error}", fix="--accelerator T4:1") from None
     usual = machine_for(asked.kind, asked.count)
-    if usual is None and not args.machine:
-        raise BadInput(
-            f"Google offers no machine with {args.accelerator}", fix="headway prices   (lists the accelerators)"
-        )
+    if usual is None and not machine:
+        raise BadInput(f"Google offers no machine with {text}", fix="headway prices   (lists the accelerators)")
     word = {"A100-80GB": "nvidia-a100-80gb", "H100": "nvidia-h100-80gb", "H100-MEGA": "nvidia-h100-mega-80gb",
             "H200": "nvidia-h200-141gb", "L4": "nvidia-l4", "B200": "nvidia-b200"}  # fmt: skip
-    return word.get(asked.kind, f"nvidia-tesla-{asked.kind.lower()}"), asked.count, args.machine or usual or ""
+    return word.get(asked.kind, f"nvidia-tesla-{asked.kind.lower()}"), asked.count, machine or usual or ""
 
 
-# `headway prices T4`: what an accelerator and its machine cost an hour, in every region. Needs no credentials.
+# `headway prices T4`: list the price per hour of an accelerator with its machine, by region. Needs no credentials.
 
 
 def prices_arguments(parser: argparse.ArgumentParser) -> None:
@@ -376,7 +413,7 @@ def _rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _cheapest(args: argparse.Namespace) -> list[Quote]:
-    """One of each kind, where it is cheapest."""
+    """Return one accelerator of each kind, in its cheapest region."""
     from headway.pricing.quote import compare_regions
     from headway.pricing.table import ACCELERATOR, load
 
@@ -390,10 +427,10 @@ def _cheapest(args: argparse.Namespace) -> list[Quote]:
 
 
 def _asked(text: str) -> tuple[str, int]:
-    from headway.spec.fields import BadUnit, accelerator
+    from headway.spec.units import BadUnit, parse_accelerator
 
     try:
-        asked = accelerator(text.upper())
+        asked = parse_accelerator(text.upper())
     except BadUnit as error:
         raise BadInput(f"{text!r} is not an accelerator: {error}", fix="headway prices   (lists them)") from None
     return asked.kind, asked.count

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# `headway stop` and `headway down`: end a run. Stopped, it can go on; taken down, only its folder is left.
+# `headway stop` ends a run so that it can be resumed; `headway down` also removes all it created but its folder.
 
 
 def stop_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,8 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from headway.cli.follow import next_for, print_status, recorded_kind, resume_note, resume_text
+    from headway.cli.follow import next_for, recorded_kind, resume_note, resume_text
+    from headway.cli.render import print_status
     from headway.launcher.lifecycle import open_run
 
     hold = open_run(locate(args.run), say=print_status)
@@ -51,7 +52,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _down(args: argparse.Namespace) -> int:
-    from headway.cli.follow import print_status
+    from headway.cli.render import print_status
     from headway.launcher.lifecycle import open_run
 
     hold = open_run(locate(args.run), say=print_status)
@@ -76,13 +77,12 @@ def _verified_text(receipt: Receipt) -> str:
 
 
 def billable_resources(target: Target) -> list[str]:
-    """What goes on costing though no run is there, by the target's own word: a pool that does not shrink."""
+    """Return what the target reports as still billed without a run, such as a node pool that does not shrink."""
     from headway.core.errors import HeadwayError
 
-    ask = getattr(target, "still_billed", None)
     try:
-        return list(ask()) if ask is not None else []
-    except HeadwayError as error:  # the run is down: this is said besides
+        return target.billable_resources()
+    except HeadwayError as error:  # the run itself has been taken down
         return [f"unknown: {error.problem.what}"]
 
 
@@ -98,7 +98,7 @@ def gc_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def gc_command(args: argparse.Namespace) -> int:
-    """0 when nothing of ours is left behind; 5 while something is, or may be. Other people's things do not count."""
+    """Run `headway gc`. Exit code: 0 if nothing of ours is left, 5 if something is or may be. Ignores other owners."""
     from headway.launcher.gc import ORPHAN, OTHER_OWNER, UNKNOWN, target_refs
 
     where = target_refs(_job(args.file), on=args.on)
@@ -140,24 +140,24 @@ def _job(file: str | None) -> Job | None:
 
 
 def _list_resources(where: list[TargetRef], *, explicit: bool) -> tuple[list[FoundResource], dict[str, str]]:
-    """All that was found, and the targets that could not be asked, with the reason."""
-    from headway.cli.follow import print_status
-    from headway.launcher.gc import deduplicate, look
+    """Return the resources found, and the targets that could not be searched, each with the reason."""
+    from headway.cli.render import print_status
+    from headway.launcher.gc import deduplicate, find_resources
 
     found: list[FoundResource] = []
     missed: dict[str, str] = {}
     for place in where:
         try:
-            found += look(place, say=print_status)
+            found += find_resources(place, say=print_status)
         except HeadwayError as error:
             if explicit:
                 raise
-            missed[place.name] = error.problem.what  # no Docker here, say: the other places are looked at all the same
+            missed[place.name] = error.problem.what  # for example no Docker here: search the other targets
     return deduplicate(found), missed
 
 
 def _unseen(found: list[FoundResource]) -> list[str]:
-    from headway.cli.follow import print_status
+    from headway.cli.render import print_status
     from headway.launcher.gc import unlisted_rentals
 
     unseen = unlisted_rentals(found)
@@ -191,7 +191,7 @@ def _confirm(args: argparse.Namespace, count: int) -> bool:
 
 
 def _remove(orphans: list[FoundResource]) -> tuple[list[str], list[str]]:
-    from headway.cli.follow import print_status
+    from headway.cli.render import print_status
     from headway.launcher.gc import remove
 
     removed: list[str] = []

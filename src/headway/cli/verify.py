@@ -72,9 +72,9 @@ def _extras() -> Iterator[Finding]:
 def _index() -> Iterator[Finding]:
     from headway.rundir.index import RunIndex
 
-    said: list[str] = []
-    count = len(list(RunIndex(log=said.append).rows(limit=100_000)))
-    yield Finding("note", said[0]) if said else Finding("ok", f"{count} runs in this machine's index")
+    messages: list[str] = []
+    count = len(list(RunIndex(log=messages.append).rows(limit=100_000)))
+    yield Finding("note", messages[0]) if messages else Finding("ok", f"{count} runs in this machine's index")
 
 
 def _job(file: str | None) -> Iterator[Finding]:
@@ -93,7 +93,7 @@ def _job(file: str | None) -> Iterator[Finding]:
 
 
 def _target(file: str | None, on: str | None) -> Iterator[Finding]:
-    """What the target itself has to say: its `doctor`, or what would stop the job there."""
+    """Yield what would stop the job on the target, the target's own findings, and what stays billed there."""
     if on is None:
         return
     from headway import targets
@@ -103,12 +103,11 @@ def _target(file: str | None, on: str | None) -> Iterator[Finding]:
     try:
         job = Job.load(Path(file or DEFAULT)) if file or Path(DEFAULT).exists() else Job(name="job", script="none.py")
         target = targets.make(job, on)
-        own = getattr(target, "doctor", None)
         if file or Path(DEFAULT).exists():
             yield from (
                 Finding("bad", f"{problem.where}: {problem.what}", problem.fix) for problem in target.check(job)
             )
-        yield from own(job) if own is not None else ()
+        yield from target.doctor(job)
         yield from (Finding("note", f"still billed: {line}") for line in billable_resources(target))
     except HeadwayError as error:
         yield Finding("bad", error.problem.what, error.problem.fix)
@@ -134,7 +133,7 @@ def _secret(name: str, ref: str) -> Finding:
         return Finding("bad", f"secret {name}: {error.problem.what}", error.problem.fix)
 
 
-# `headway verify-resume`: train a few steps twice, once killed and resumed, and say whether the weights agree.
+# `headway verify-resume`: train a few steps twice, once killed and resumed, and compare the weights.
 
 
 STEPS = 30
@@ -151,8 +150,8 @@ def verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def verify_resume_command(args: argparse.Namespace) -> int:
-    """0 only when every bit is the same."""
-    from headway.cli.follow import print_status
+    """Run `headway verify-resume`. Exit code: 0 only if the results are bit-identical."""
+    from headway.cli.render import print_status
     from headway.core.errors import needs
     from headway.tools.verify_resume import verify_resume
 
@@ -164,7 +163,7 @@ def verify_resume_command(args: argparse.Namespace) -> int:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """As for Ctrl-C: what was started is taken down on the way out."""
+    """Handle SIGTERM like Ctrl-C, so that everything started is taken down."""
     raise KeyboardInterrupt
 
 

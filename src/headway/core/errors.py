@@ -112,12 +112,12 @@ class MissingExtra(BadInput):
     Args:
         extra: Name of the pip extra.
         needed_for: What needs it.
-        lacking: The package that could not be imported.
+        package: The package that could not be imported.
     """
 
-    def __init__(self, extra: str, *, needed_for: str, lacking: str = "") -> None:
+    def __init__(self, extra: str, *, needed_for: str, package: str = "") -> None:
 
-        because = f": {lacking} is not installed" if lacking else ""
+        because = f": {package} is not installed" if package else ""
         super().__init__(f"{needed_for} needs Headway's extra [{extra}]{because}", fix=install_command(extra))
         self.extra = extra
 
@@ -227,7 +227,7 @@ def needs(extra: str, verb: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "headway":
             raise  # our own bug, not something to install
-        raise MissingExtra(extra, needed_for=f"headway {verb}", lacking=error.name or "a package") from None
+        raise MissingExtra(extra, needed_for=f"headway {verb}", package=error.name or "a package") from None
 
 
 def json_of(text: str | bytes | bytearray) -> Any:

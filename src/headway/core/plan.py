@@ -1,6 +1,6 @@
 """The plan: a job resolved for one target, as plain values. The same inputs give the same bytes.
 
-Also the three ways in which a run resumes; a plan records one of them as `resume`.
+Also the ways in which a run resumes; a plan records one of them as `resume`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ RUN = "{RUN}"  # placeholder for the run's name until launch
 STEP_LIMIT, DIE_AFTER_STEP = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"
 USD_PER_HOUR, BUDGET_USD, EXPORT_S = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD", "HEADWAY_EXPORT_S"
 WEBHOOK = "HEADWAY_WEBHOOK"  # name of the secret by which the address for notifications reaches the run
+UPLOADED = "upload:"  # prefix of the fingerprint of files that the launcher uploads beside the runs
 UNRESOLVED = "unresolved"  # the fingerprint of remote data that has not been looked up yet
 
 
@@ -34,6 +35,8 @@ class Code:
         biggest: Name and size of the biggest files.
         wheel: File name of Headway's wheel.
         wheel_sha256: Digest of the wheel.
+        runtime: File name of the archive with the supervisor's own interpreter, for an image that Headway did not
+            build; empty if there is none. The name carries its digest.
     """
 
     sha256: str
@@ -42,6 +45,7 @@ class Code:
     biggest: tuple[tuple[str, int], ...]
     wheel: str
     wheel_sha256: str
+    runtime: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +83,9 @@ class Plan:
         limits: Budget, waiting time and grace period.
         environment: Versions and thread counts that exactness depends on.
         price: usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: those that are known.
-        resume: How the run resumes: `exact`, `script` or `beginning`; empty in plans of older versions.
+        resume: How the run resumes: `exact`, `transformers`, `lightning`, `keras`, `script` or `beginning`; empty in
+            plans of older versions.
+        project: The project's folder, if the target runs it there, in place.
         notes: What a reader of the plan should know before launching it.
         requests: The exact requests that the target will make.
 
@@ -106,7 +112,8 @@ class Plan:
     limits: Limits
     environment: Mapping[str, str]  # versions and thread counts that exactness depends on
     price: Mapping[str, Any]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: those that are known
-    resume: str = ""  # EXACT, BY_SCRIPT or BEGINNING; empty in older plans, whose wheels refuse the key
+    resume: str = ""  # one of the kinds below; empty in older plans, whose wheels refuse the key
+    project: str = ""  # the project's folder on this machine, if it runs there, in place; left out of the JSON if not
     notes: tuple[str, ...] = ()  # what a reader of the plan should know before launching it
     requests: tuple[Request, ...] = field(default=())
 
@@ -119,6 +126,10 @@ class Plan:
         plain = asdict(self)
         if not self.resume:  # an older plan keeps its bytes, and with them its hash
             del plain["resume"]
+        if not self.project:
+            del plain["project"]
+        if not self.code.runtime:
+            del plain["code"]["runtime"]
         return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @property
@@ -173,29 +184,63 @@ class Plan:
             ) from None
 
 
+def uploaded_data_url(plan: Plan, source: str, outputs: str) -> str:
+    """Return where the launcher uploads a path of the client's machine to; "" if it does not.
+
+    Args:
+        plan: The plan.
+        source: The path, as in the job's `data`.
+        outputs: The folder or URL of the runs, as the caller reaches it.
+
+    Returns:
+        A URL.
+
+    Example:
+        >>> import headway
+        >>> from headway.core.plan import uploaded_data_url
+        >>> uploaded_data_url(headway.plan(headway.Job.load("headway.yaml")), "/data/splits.json", "gs://bucket/runs")
+        ''
+    """
+    fingerprint = plan.data.get(source, "")
+    if not fingerprint.startswith(UPLOADED):
+        return ""
+    return f"{outputs.rstrip('/')}/data/{fingerprint.removeprefix(UPLOADED)}/{source.rstrip('/').rpartition('/')[2]}"
+
+
 # How a run resumes
 
 
 EXACT: Final = "exact"  # a recipe, or a script that uses headway.start(): bit for bit, from the newest checkpoint
 BY_SCRIPT: Final = "script"  # the sources load earlier state: files are restored, the rest is up to the script
+# The program uses this framework, whose integration (`headway.integrations`) saves, resumes and reports.
+TRANSFORMERS: Final = "transformers"
+LIGHTNING: Final = "lightning"
+KERAS: Final = "keras"
+BY_FRAMEWORK: Final = (TRANSFORMERS, LIGHTNING, KERAS)
 BEGINNING: Final = "beginning"  # nothing in the sources loads earlier state
 UNKNOWN: Final = ""  # the plan was made by an older version, which did not look
 
 _RESUME_LINES: Final = {
     EXACT: "exact: continues from the last checkpoint",
-    BY_SCRIPT: "by the script: its files are restored; whether it continues from them is up to the script",
-    BEGINNING: "starts from the beginning: the script does not load anything it has saved",
+    BY_SCRIPT: "by the project: its files are restored; whether it continues from them is up to the program",
+    TRANSFORMERS: "by Hugging Face Trainer: from its last checkpoint",
+    LIGHTNING: "by Lightning: from its last checkpoint",
+    KERAS: "by Keras: from the backup after its last epoch",
+    BEGINNING: "starts from the beginning: the program does not load anything it has saved",
     UNKNOWN: "unknown: the plan was made by an older version of Headway",
 }
 _NEXT_START_CLAUSES: Final = {
     EXACT: "it continues from its last checkpoint",
-    BY_SCRIPT: "its files are restored; whether it continues from them is up to the script",
+    BY_SCRIPT: "its files are restored; whether it continues from them is up to the program",
+    TRANSFORMERS: "Hugging Face Trainer continues from its last checkpoint",
+    LIGHTNING: "Lightning continues from its last checkpoint",
+    KERAS: "Keras continues from the backup after its last epoch",
     BEGINNING: "it starts from the beginning",
     UNKNOWN: "it is unknown whether it continues from its last checkpoint",
 }
 
 
-def in_plan(kind: str) -> str:
+def describe_resume(kind: str) -> str:
     """Return the line that describes this kind of resume in a plan and in `headway status`.
 
     Args:
@@ -205,14 +250,14 @@ def in_plan(kind: str) -> str:
         One line of text.
 
     Example:
-        >>> from headway.core.plan import in_plan
-        >>> in_plan("exact")
+        >>> from headway.core.plan import describe_resume
+        >>> describe_resume("exact")
         'exact: continues from the last checkpoint'
     """
     return _RESUME_LINES.get(kind, _RESUME_LINES[UNKNOWN])
 
 
-def again(kind: str) -> str:
+def describe_next_start(kind: str) -> str:
     """Return a clause that says what the next start does.
 
     Args:
@@ -222,8 +267,8 @@ def again(kind: str) -> str:
         A clause to put into a sentence.
 
     Example:
-        >>> from headway.core.plan import again
-        >>> again("beginning")
+        >>> from headway.core.plan import describe_next_start
+        >>> describe_next_start("beginning")
         'it starts from the beginning'
     """
     return _NEXT_START_CLAUSES.get(kind, _NEXT_START_CLAUSES[UNKNOWN])

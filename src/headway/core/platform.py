@@ -6,6 +6,7 @@ The state folder holds only what can be made again (run index, packaged code), n
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,26 @@ def state_dir() -> Path:
         return Path(chosen).expanduser()
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "headway"
+
+
+# The interpreter that Headway brings into an image (see packaging/supervisor_runtime.py) has this file in its prefix.
+
+
+MARKER = "headway-runtime.json"
+
+
+def brought_runtime() -> Path | None:
+    """Return the folder of the interpreter that Headway brought along, if it runs this process; else None."""
+    prefix = Path(sys.prefix)
+    return prefix if (prefix / MARKER).is_file() else None
+
+
+def python_command() -> list[str]:
+    """Return the command that starts this interpreter again: by its own loader if it was brought along."""
+    runtime = brought_runtime()
+    if runtime is None:
+        return [sys.executable]
+    return [f"{runtime}/lib/ld.so", "--library-path", f"{runtime}/lib", f"{runtime}/bin/python3"]
 
 
 # Identify processes by pid and start time: Linux reuses pids, so a pid alone proves nothing. Reads /proc only.
@@ -58,6 +79,20 @@ def headway_variables(pid: int) -> dict[str, str] | None:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
+def oom_kills() -> int | None:
+    """Return how many processes the kernel has killed for lack of memory since boot; None where it does not tell."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return None
+    if len(lines) < _MIN_VMSTAT_LINES:  # an emulated kernel, whose counters stay at 0
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+_MIN_VMSTAT_LINES = 50
+
+
 # HEADWAY_TIMING=renew=1,halt=0.5 sets intervals and limits of the supervisor and of the Kubernetes target, for tests
 # and for unusual environments. docs/environment.md says what each name means; its readers hold the defaults.
 
@@ -76,6 +111,19 @@ _TIMING_NAMES: Mapping[str, type[float] | type[int]] = {
     "fuse": int,
 }
 
+_OLD_TIMING_VARIABLES = {  # without HEADWAY_: variables that HEADWAY_TIMING replaced
+    "RENEW_S": "renew",
+    "RESTART_PAUSE_S": "restart_pause",
+    "MIRROR_S": "mirror",
+    "PEERS_S": "peers",
+    "FLUSH_S": "flush",
+    "HALT_S": "halt",
+    "SAME_STEP_CRASHES": "same_step_crashes",
+    "LOOK_S": "reaper_poll",
+    "BIRTH_S": "reaper_wait",
+    "FUSE_S": "fuse",
+}
+
 
 def timing(env: Mapping[str, str]) -> dict[str, float]:
     """Return what HEADWAY_TIMING sets. Raises BadInput for an unknown name or a value that is not a positive number."""
@@ -85,6 +133,12 @@ def timing(env: Mapping[str, str]) -> dict[str, float]:
 def timing_with(env: Mapping[str, str], **changes: float) -> str:
     """Return the value of HEADWAY_TIMING that sets `changes` beside what `env` sets already."""
     return ",".join(f"{name}={value:g}" for name, value in {**timing(env), **changes}.items())
+
+
+def ignored_timing(env: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable that HEADWAY_TIMING replaced and that is still set."""
+    found = [(f"HEADWAY_{old}", name) for old, name in _OLD_TIMING_VARIABLES.items() if f"HEADWAY_{old}" in env]
+    return [f"{old} is ignored: write {TIMING}={name}={env[old]}" for old, name in found]
 
 
 def _timing_of(item: str) -> tuple[str, float]:

@@ -1,16 +1,19 @@
-"""The contract of a target (`Target`, seven methods) and the values that it exchanges with the launcher."""
+"""The contract of a target (`Target`) and the values that it exchanges with the launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headway.core.errors import Problem
 
 if TYPE_CHECKING:
-    from headway.core.plan import Plan
+    from headway.core.plan import Limits, Plan
     from headway.spec import Job
 
 
@@ -22,6 +25,7 @@ OWNER_LABEL, OWNER_NAME_LABEL = (
 OWNER, OWNER_NAME = "{OWNER}", "{OWNER_NAME}"  # placeholders in a plan, filled in at launch: plans hold no user's name
 ORIGIN = "origin"  # key in a handle's details: the folder for which they were written, if it is not the handle's own
 EXPIRES_LABEL = "headway.expires"  # Unix seconds after which the resource may be removed whatever its state
+GRACE_S = 30.0  # for the last checkpoint after a request to stop, if a target does not set its own
 
 
 class State(str, Enum):
@@ -113,6 +117,25 @@ class LogLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """Something rented for a run, by the record of this machine: billed even if the run or its folder is gone.
+
+    Attributes:
+        target: Name of the target in the job file.
+        run: The run's name.
+        url: The run folder.
+        options: The target's options; empty if an older version wrote the record.
+        what: The rented thing, in words.
+    """
+
+    target: str
+    run: str
+    url: str
+    options: Mapping[str, Any]
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
     """Record of a teardown: what existed, what was removed, and what is still there.
 
@@ -130,17 +153,99 @@ class Receipt:
     left: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()  # a delete command reported success, but nothing could be listed afterwards
 
+    @classmethod
+    def of_listing(cls, run: str, created: Iterable[str], left: Iterable[str]) -> Receipt:
+        """Make a receipt from what existed before a teardown and what a listing shows after it.
 
-class Target(Protocol):
-    """A place that runs plans: the contract of a target, seven methods.
+        Args:
+            run: The run's name.
+            created: Everything that the run had created on the target.
+            left: What the listing shows.
+
+        Returns:
+            The receipt; whatever the listing does not show counts as removed.
+
+        Example:
+            >>> from headway.core.types import Receipt
+            >>> Receipt.of_listing("night", ["pod a", "pod b"], left=["pod b"]).removed
+            ('pod a',)
+        """
+        named, listed = tuple(dict.fromkeys(created)), tuple(left)
+        removed = tuple(name for name in named if name not in listed)
+        return cls(run=run, created=named, removed=removed, left=listed)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of `headway doctor`: a check that passed, a note, or a problem and the command that fixes it.
+
+    Attributes:
+        mark: `ok`, `note` or `bad`.
+        what: What was found.
+        fix: The command that fixes it.
+    """
+
+    mark: str  # ok, note, bad
+    what: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecCommand:
+    """A command that runs Python on a run's machine with its standard streams connected, for `headway notebook`.
+
+    Attributes:
+        where: The machine, for messages.
+        words: The command; it lacks only the arguments of that Python.
+        url: The run folder's path or URL there.
+        python: The interpreter that trains.
+        quoted: Whether arguments after `words` go through a shell.
+        here: Whether it runs on this machine, so that no tunnel is needed.
+        install: Returns the command that installs JupyterLab there, given the interpreter.
+
+    Example:
+        >>> from headway.core.types import ExecCommand
+        >>> ExecCommand(where="this machine", words=("python3",), url="runs/night").call("-c", "pass")
+        ['python3', '-c', 'pass']
+    """
+
+    where: str
+    words: tuple[str, ...]
+    url: str
+    python: str | None = None
+    quoted: bool = False
+    here: bool = False
+    install: Callable[[str], str] = "{} -m pip install jupyterlab".format
+
+    def call(self, *more: str) -> list[str]:
+        """Return the command with further arguments.
+
+        Args:
+            *more: Arguments of that Python.
+
+        Returns:
+            The words of the command.
+        """
+        if not self.quoted:
+            return [*self.words, *more]
+        return [*self.words[:-1], f"{self.words[-1]} {shlex.join(more)}"]
+
+
+class Target(ABC):
+    """A place that runs plans: the contract of a target.
+
+    Seven methods are abstract: `check`, `render`, `submit`, `status`, `logs`, `down` and `list_runs`. The others have
+    defaults, those of a machine that is not billed and has no API to ask; a target overrides what differs. Nothing
+    outside a target's package calls any other method of it. docs/writing-a-target.md shows all on one screen.
 
     A new target is one package, one entry in `headway.plugins.TARGETS` and one test file that runs
-    `tests/contract/suite.py`. Its constructor takes an instance of its options dataclass. The launcher records a run in
-    its folder before it calls `submit`, so that a run can be found and taken down whatever happens in between.
+    `tests/contract/suite.py`; the docstring of `headway.plugins` lists the files to regenerate then. Its constructor
+    takes an instance of its options dataclass. The launcher records a run in its folder before it calls `submit`, so
+    that a run can be found and taken down whatever happens in between.
 
     Example:
         >>> from headway.core.types import Handle, Receipt, Request, State, Status, Target
-        >>> class Nowhere:
+        >>> class Nowhere(Target):
         ...     def check(self, job):
         ...         return []
         ...     def render(self, plan):
@@ -153,13 +258,20 @@ class Target(Protocol):
         ...         return iter(())
         ...     def down(self, handle):
         ...         return Receipt(run=handle.run)
-        ...     def found(self):
+        ...     def list_runs(self):
         ...         return []
-        >>> target: Target = Nowhere()
-        >>> target.down(Handle(target="nowhere", run="night", url="runs/night")).left
+        >>> Nowhere().down(Handle(target="nowhere", run="night", url="runs/night")).left
         ()
+        >>> Nowhere().billable_resources()
+        []
     """
 
+    __slots__ = ()
+    sees_local_paths: ClassVar[bool] = False  # its processes see the paths of this machine: files need not be sent
+    runs_in_place: ClassVar[bool] = False  # a project runs in its own folder, not in a copy of its code
+    has_pods: ClassVar[bool] = False  # {pod.name} and {pod.ip} have values
+
+    @abstractmethod
     def check(self, job: Job) -> list[Problem]:
         """Return everything that would prevent this job from running here. Spends nothing.
 
@@ -170,6 +282,7 @@ class Target(Protocol):
             All problems, not only the first; empty if the job can run.
         """
 
+    @abstractmethod
     def render(self, plan: Plan) -> list[Request]:
         """Return the exact requests that `submit` will make. Pure.
 
@@ -180,6 +293,7 @@ class Target(Protocol):
             The requests in their order, as data.
         """
 
+    @abstractmethod
     def submit(self, plan: Plan, run: str) -> Handle:
         """Start the run, all or nothing: a submission that fails half-way removes what it created.
 
@@ -195,6 +309,7 @@ class Target(Protocol):
             RunBusy: If that run is live already.
         """
 
+    @abstractmethod
     def status(self, handle: Handle) -> Status:
         """Return the run's state as its folder and the target show it. Changes nothing.
 
@@ -205,6 +320,7 @@ class Target(Protocol):
             The state. A run whose resources are gone without an `ended` event is `LOST`.
         """
 
+    @abstractmethod
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         """Yield the lines that the ranks printed, by time.
 
@@ -217,6 +333,7 @@ class Target(Protocol):
             The lines.
         """
 
+    @abstractmethod
     def down(self, handle: Handle) -> Receipt:
         """Stop gracefully, then by force; remove all but the run folder. Idempotent; finds resources by label.
 
@@ -230,26 +347,151 @@ class Target(Protocol):
             TargetError: If the target cannot be reached.
         """
 
-    def found(self) -> list[Handle]:
-        """List everything here that carries Headway's label, without any local state. `headway gc` compares it with the
-        index.
+    @abstractmethod
+    def list_runs(self) -> list[Handle]:
+        """List everything here that carries Headway's label, without any local state. `headway gc` classifies each by
+        its owner label and its run folder.
 
         Returns:
             One handle per run.
         """
 
+    # Optional: asked while a plan is made
 
-# One result of `headway doctor`: a check that passed, a note, or a problem and the command that fixes it.
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of `headway doctor`: a check that passed, a note, or a problem and the command that fixes it.
+    def notes(self, job: Job, ranks: int) -> list[str]:
+        """Return remarks for the plan that do not stop the job, such as a resource that has no effect here.
 
-    Attributes:
-        mark: `ok`, `note` or `bad`.
-        what: What was found.
-        fix: The command that fixes it.
-    """
+        Args:
+            job: The job, with absolute paths.
+            ranks: Ranks per node.
 
-    mark: str  # ok, note, bad
-    what: str
-    fix: str = ""
+        Returns:
+            One sentence each. By default none.
+        """
+        return []
+
+    def limits(self, job: Job) -> Limits:
+        """Return the durations that apply here.
+
+        Args:
+            job: The job.
+
+        Returns:
+            By default the job's own, enforced by the supervisor alone.
+        """
+        from headway.core.plan import Limits
+
+        hours = job.budget.hours
+        return Limits(
+            budget_s=None if hours is None else hours * 3600,
+            max_wait_s=job.max_wait,
+            grace_s=GRACE_S,
+            second="none (this machine is not billed)" if hours is None else "the supervisor's timer",
+        )
+
+    def cpus(self, job: Job, ranks: int) -> int:
+        """Return the CPUs per node that the ranks' threads share.
+
+        Args:
+            job: The job.
+            ranks: Ranks per node.
+
+        Returns:
+            The number. By default that of this machine.
+        """
+        return os.cpu_count() or 1
+
+    def image_platform(self, job: Job) -> str:
+        """Return the platform of the containers that run the job here, such as `linux/amd64`.
+
+        Headway then brings the supervisor with an interpreter of its own, so that the job's image needs neither.
+
+        Args:
+            job: The job.
+
+        Returns:
+            The platform. By default empty: no container is started, or its image must have Headway inside.
+        """
+        return ""
+
+    # Optional: asked over a network, where a person waits for the answer
+
+    def online(self, plan: Plan) -> list[Problem] | None:
+        """Return what only the target's API can tell would prevent this plan from running. Called at launch and by
+        `plan --online`.
+
+        Args:
+            plan: The plan.
+
+        Returns:
+            All problems. By default None: there is no API to ask.
+        """
+        return None
+
+    def online_notes(self, job: Job) -> list[str]:
+        """Return remarks that only the target itself can make. Called by `plan --online`.
+
+        Args:
+            job: The job, with absolute paths.
+
+        Returns:
+            One sentence each. By default none.
+        """
+        return []
+
+    def doctor(self, job: Job) -> Iterable[Finding]:
+        """Check the setup that this job needs here, for `headway doctor --on`.
+
+        Args:
+            job: The job.
+
+        Returns:
+            The findings, each with the command that fixes it. By default none.
+        """
+        return ()
+
+    def billable_resources(self) -> list[str]:
+        """Return what stays billed although no run needs it, for `headway down` and `headway doctor`.
+
+        Returns:
+            One line each. By default none.
+        """
+        return []
+
+    # Optional: asked about one run
+
+    def links(self, handle: Handle) -> dict[str, str]:
+        """Return the run's pages in a browser. Makes no request.
+
+        Args:
+            handle: The run.
+
+        Returns:
+            Address by title. By default none.
+        """
+        return {}
+
+    def evidence(self, handle: Handle) -> list[str]:
+        """Return what the target itself recorded about the run's end, for `headway why`.
+
+        Args:
+            handle: The run.
+
+        Returns:
+            Lines, oldest first. By default none.
+        """
+        return []
+
+    def exec_command(self, handle: Handle) -> ExecCommand | None:
+        """Return the command that runs Python beside the run's process, for `headway notebook`.
+
+        Args:
+            handle: The run.
+
+        Returns:
+            The command. By default None: not supported here.
+
+        Raises:
+            TargetError: If no process of the run is live.
+        """
+        return None

@@ -10,6 +10,7 @@ import hmac
 import json
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -95,16 +96,16 @@ class DashboardApp:
 
     def _authorize(self, request: Request) -> Response | None:
         """Check the Host header, and the token if there is one: from the URL at first, then from a cookie."""
-        if request.headers.get("host", "").rpartition(":")[0] not in self._hosts:
+        if _host_name(request.headers.get("host", "")) not in self._hosts:
             raise PredictionError(421, "unknown host name")
         if self._token is None:
             return None
         given = request.query_params.get("token", "")
         if hmac.compare_digest(given.encode(), self._token.encode()):
             answer = RedirectResponse("/", status_code=303)
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            answer.set_cookie(_cookie(request), self._token, httponly=True, samesite="strict")
             return answer
-        if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self._token.encode()):
+        if not hmac.compare_digest(request.cookies.get(_cookie(request), "").encode(), self._token.encode()):
             raise PredictionError(401, "open the address that `headway ui` printed, which includes the token")
         return None
 
@@ -208,6 +209,16 @@ class DashboardApp:
 async def _run_in_thread(work: Callable[[], Any]) -> Response:
     """Run `work` in a thread, as folders may be remote, and return its result as JSON."""
     return JSONResponse(_plain(await asyncio.to_thread(work)))
+
+
+def _cookie(request: Request) -> str:
+    """Name the cookie by the port: browsers send one port's cookies to the dashboards on others."""
+    return f"{COOKIE}-{request.url.port or 80}"
+
+
+def _host_name(header: str) -> str:
+    """Return a Host header without its port, which clients leave out on port 80. Brackets of IPv6 stay."""
+    return re.sub(r":\d*$", "", header)
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,15 +16,14 @@ from threading import Lock
 from typing import Any, Final
 
 from headway.core.errors import BadPlan, HeadwayError, UnknownRun
-from headway.core.plan import Plan
 from headway.core.types import State
 from headway.dashboard.views import Metrics, checkpoints, last_lines, verified
 from headway.rundir.index import RunIndex, RunRow
 from headway.rundir.layout import RECEIPT, REPORT, RunFolder
-from headway.rundir.lease import spent_s, spent_usd
+from headway.rundir.overview import RunOverview
 from headway.rundir.status import folder_status, row_of
 from headway.storage import Store, join, open_store, subfolders
-from headway.storage.base import Entry
+from headway.storage.base import ObjectInfo
 
 # Scanning folders and buckets in the background
 
@@ -39,8 +38,8 @@ _BATCH_SIZE: Final = 100  # record found runs in the index in batches of this si
 class FolderScanner:
     """Adds every run below `outputs` to the index: existing runs, and those started later."""
 
-    def __init__(self, ledger: RunIndex, outputs: Sequence[str]) -> None:
-        self._ledger = ledger
+    def __init__(self, run_index: RunIndex, outputs: Sequence[str]) -> None:
+        self._run_index = run_index
         self._roots = [open_store(each) for each in outputs]
         self._seen: set[str] = set()
         self.scanning = {root.url for root in self._roots}  # not scanned completely yet
@@ -69,7 +68,7 @@ class FolderScanner:
                 batch = fresh[start : start + _BATCH_SIZE]
                 rows = pool.map(lambda url: row_of(RunFolder(open_store(url))), batch)
                 known = [row for row in rows if row is not None]
-                self._ledger.record(*known)
+                self._run_index.record(*known)
                 self._seen.update(row.url for row in known)  # an incomplete folder is scanned again
                 found += len(known)
         self.scanning.discard(root.url)
@@ -138,10 +137,10 @@ class CachedStore:
     def write(self, key: str, body: bytes | bytearray | memoryview | Path, *, when: str | None = None) -> str:
         return self._store.write(key, body, when=when)
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         return self._store.stat(key)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return self._store.list(prefix)
 
     def delete(self, key: str) -> None:
@@ -169,8 +168,8 @@ class _CachedSummary:
 class RunService:
     """Reads runs for the pages. Never changes a run."""
 
-    def __init__(self, ledger: RunIndex | None = None, scanner: FolderScanner | None = None) -> None:
-        self._ledger = ledger or RunIndex()
+    def __init__(self, run_index: RunIndex | None = None, scanner: FolderScanner | None = None) -> None:
+        self._run_index = run_index or RunIndex()
         self._scanner = scanner
         self._cache = RecordCache()
         self._summaries: dict[str, _CachedSummary] = {}
@@ -180,7 +179,7 @@ class RunService:
 
     def runs(self, *, query: str = "", offset: int = 0, limit: int = 100) -> dict[str, Any]:
         """Return one page of runs, newest first. Only the runs on the page are read, however many there are."""
-        total, rows = self._ledger.page(query.split(), offset=offset, limit=limit)
+        total, rows = self._run_index.page(query.split(), offset=offset, limit=limit)
         with self._lock:
             self._urls.update((run_id(row.url), row.url) for row in rows)
         with ThreadPoolExecutor(_PARALLEL_RUNS) as pool:  # a round trip each if the folder is in a bucket
@@ -211,11 +210,11 @@ class RunService:
             log.exception("%s could not be read", row.url)
             return {"state": "damaged", "ended": False, "trouble": f"{type(error).__name__}: {error}"}
         if state != row.state:
-            self._ledger.update_state(row.url, state)
+            self._run_index.update_state(row.url, state)
         ended = State(state).ended and state != State.LOST.value
         kept = ("step", "steps", "epoch", "epochs", "eta_s", "rate", "spent_s", "loss", "usd", "budget_usd")
-        told = {key: progress[key] for key in kept if key in progress}
-        return {"state": state, "ended": ended, "progress": told, "best": score}
+        shown_progress = {key: progress[key] for key in kept if key in progress}
+        return {"state": state, "ended": ended, "progress": shown_progress, "best": score}
 
     def url(self, id_: str) -> str:
         """Return the URL of a listed run.
@@ -226,7 +225,7 @@ class RunService:
             found = self._urls.get(id_)
         if found is None:  # on a page not requested since the server started
             with self._lock:
-                self._urls.update((run_id(row.url), row.url) for row in self._ledger.rows())
+                self._urls.update((run_id(row.url), row.url) for row in self._run_index.rows())
                 found = self._urls.get(id_)
         if found is None:
             raise UnknownRun("no such run")
@@ -238,14 +237,14 @@ class RunService:
     def details(self, id_: str) -> dict[str, Any]:
         folder = self.folder(id_)
         plan = folder.plan()
-        events = folder.events()
+        events, overview = folder.events(), RunOverview.of(folder, plan=plan)
         return {
             "id": id_,
             "name": folder.name,
             "url": folder.url,
             "target": plan.target,
-            "state": _state_of(folder),
-            "job": plan.job,
+            "state": overview.status.state.value,
+            "job": _without_values(plan.job),
             "plan": {
                 "hash": plan.hash,
                 "nodes": plan.nodes,
@@ -257,8 +256,8 @@ class RunService:
                 "environment": dict(plan.environment),
                 "notes": list(plan.notes),
             },
-            "progress": folder.progress() or {},
-            "spent": _spent(folder, plan),
+            "progress": overview.progress,
+            "spent": overview.spent.as_json(),
             "ranks": plan.nodes * plan.processes,
             "best": best_score(folder),
             "checkpoints": checkpoints(folder, events),
@@ -288,7 +287,7 @@ class RunService:
         flat = [_flat(self.folder(id_).plan().job) for id_ in ids]
         keys = sorted(set().union(*flat)) if flat else []
         return [
-            {"key": key, "values": [each.get(key) for each in flat]}
+            {"key": key, "values": [_shown(key, each.get(key)) for each in flat]}
             for key in keys
             if len({repr(each.get(key)) for each in flat}) > 1
         ]
@@ -311,11 +310,13 @@ def _state_of(folder: RunFolder) -> str:
     return folder_status(folder).state.value
 
 
-def _spent(folder: RunFolder, plan: Plan) -> dict[str, Any]:
-    """Return time and money over all attempts, and the budget if there is one."""
-    seconds = spent_s(folder)
-    return {"seconds": round(seconds, 1), "budget_s": plan.limits.budget_s, "usd": spent_usd(plan, seconds),
-            "budget_usd": plan.price.get("ceiling_usd")}  # fmt: skip
+def _without_values(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job without the values of its variables, which may be passwords that somebody typed there."""
+    return {**job, "env": dict.fromkeys(job.get("env") or {}, "***")}
+
+
+def _shown(key: str, value: Any) -> Any:
+    return "***" if key.startswith("env.") and value is not None else value
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.core.errors import HeadwayError
-from headway.core.format import duration, usd
+from headway.core.format import duration
 from headway.core.types import LogLine, State, Status
 from headway.rundir.history import Curves
-from headway.rundir.lease import spent_s, spent_usd
+from headway.rundir.overview import RunOverview
+from headway.rundir.spending import Spending
 from headway.storage import local_path
 
 if TYPE_CHECKING:
@@ -88,14 +89,14 @@ class Series:
 
     values: tuple[float, ...]
     last: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Series:
         finite = [value for value in values if math.isfinite(value)] or [math.nan]
         thin = (math.nan if mean is None else mean for mean in downsample(values, _MAX_WIDTH))
-        return cls(values=tuple(thin), last=values[-1], least=min(finite), most=max(finite))
+        return cls(values=tuple(thin), last=values[-1], minimum=min(finite), maximum=max(finite))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,10 +112,7 @@ class RunSnapshot:
     status: Status = field(default_factory=lambda: Status(state=State.PENDING))
     progress: Mapping[str, Any] = field(default_factory=dict)
     curves: Mapping[str, Series] = field(default_factory=dict)
-    spent_s: float = 0.0
-    budget_s: float | None = None
-    spent_usd: float | None = None
-    budget_usd: float | None = None
+    spent: Spending = field(default_factory=lambda: Spending(seconds=0.0))
     error: str = ""
 
 
@@ -128,7 +126,7 @@ class RunPoller:
         self._curves, self._series = Curves(self._folder), dict[str, Series]()
         self._plan: Any = None
         self._polled_at = -self._every_s
-        self.view = RunSnapshot(run=launched.run, target=launched.handle.target, url=launched.url)
+        self.view = RunSnapshot(run=launched.run, target=launched.target_handle.target, url=launched.url)
 
     def poll(self, *, now: bool = False) -> RunSnapshot:
         """Return the newest snapshot. With `now`, read again even if the last one is recent."""
@@ -142,23 +140,18 @@ class RunPoller:
 
     def _read(self) -> RunSnapshot:
         self._plan = self._plan or self._folder.plan()
-        status = self._launched.target.status(self._launched.handle)
-        progress = self._folder.progress() or {}
+        overview = RunOverview.of(self._folder, status=self._launched.current_status(), plan=self._plan)
         if self._curves.refresh():
             named = ((name, self._curves[name].values) for name in ordered(self._curves.names))
             self._series = {name: Series.of(values) for name, values in named if values}
-        seconds = spent_s(self._folder, progress)
         return RunSnapshot(
             run=self._launched.run,
-            target=self._launched.handle.target,
+            target=self._launched.target_handle.target,
             url=self._launched.url,
-            status=status,
-            progress=progress,
+            status=overview.status,
+            progress=overview.progress,
             curves=self._series,
-            spent_s=seconds,
-            budget_s=self._plan.limits.budget_s,
-            spent_usd=spent_usd(self._plan, seconds),
-            budget_usd=self._plan.price.get("ceiling_usd"),
+            spent=overview.spent,
         )
 
 
@@ -243,10 +236,7 @@ def where(view: RunSnapshot) -> list[str]:
 
 def money(view: RunSnapshot) -> str:
     """Format time and money spent, and the budget if there is one."""
-    time = f"spent {duration(view.spent_s)}" + (f" of {duration(view.budget_s)}" if view.budget_s else "")
-    if view.spent_usd is None:
-        return f"{time}, nothing is billed"
-    return f"{time}, {usd(view.spent_usd)}" + (f" of {usd(view.budget_usd)}" if view.budget_usd else "")
+    return f"spent {view.spent.time_text}, {view.spent.money_text or 'nothing is billed'}"
 
 
 def _curves(shown: Sequence[tuple[str, Series]], width: int, marks: str) -> RenderableType:
@@ -264,7 +254,7 @@ def _curves(shown: Sequence[tuple[str, Series]], width: int, marks: str) -> Rend
 
 
 def _span(trace: Series) -> str:
-    return "" if math.isnan(trace.least) else f"{number(trace.least)} to {number(trace.most)}"
+    return "" if math.isnan(trace.minimum) else f"{number(trace.minimum)} to {number(trace.maximum)}"
 
 
 def number(value: float) -> str:
@@ -276,5 +266,5 @@ def _lines(words: Sequence[LogLine]) -> Iterator[Text]:
     for line in words:
         head = ("headway: ", "dim") if line.rank < 0 else (f"[{line.rank}] " if line.rank else "", "dim")
         # Control characters in the run's output must not move the cursor.
-        told = "".join(mark if mark.isprintable() else " " for mark in line.text)
-        yield Text.assemble(head, told, no_wrap=True, overflow="ellipsis")
+        printable = "".join(mark if mark.isprintable() else " " for mark in line.text)
+        yield Text.assemble(head, printable, no_wrap=True, overflow="ellipsis")

@@ -28,10 +28,11 @@ def checkpoints(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> list[
     found: dict[int, dict[str, Any]] = {}
     for event in events:
         if event["kind"] == "checkpoint":
-            told = {key: event.get(key) for key in ("step", "names", "bytes", "seconds", "stall_ms", "attempt", "time")}
+            shown = ("step", "names", "bytes", "seconds", "stall_ms", "attempt", "time")
+            fields = {key: event.get(key) for key in shown}
             record = kept.get(event["step"])
             now = {"names": record.get("names"), "score": record.get("score")} if record else {}
-            found[event["step"]] = {**told, **now, "kept": record is not None}
+            found[event["step"]] = {**fields, **now, "kept": record is not None}
     return [found[step] for step in sorted(found)]
 
 
@@ -55,15 +56,15 @@ def _checkpoint_problem(folder: RunFolder, place: str) -> Iterator[str]:
         yield str(error)
         return
     state = manifest["state"]
-    for name, told in {**manifest["files"], state["name"]: state}.items():
+    for name, expected in {**manifest["files"], state["name"]: state}.items():
         try:
             size = folder.store.stat(f"{place}/{name}").size
         except NotThere:
             yield f"{name} is missing"
             continue
-        if size != told["bytes"]:
-            yield f"{name} has {size:,} bytes and should have {told['bytes']:,}"
-        elif _sha256(folder, f"{place}/{name}", size) != told["sha256"]:
+        if size != expected["bytes"]:
+            yield f"{name} has {size:,} bytes and should have {expected['bytes']:,}"
+        elif _sha256(folder, f"{place}/{name}", size) != expected["sha256"]:
             yield f"{name} is corrupt: its checksum differs"
 
 

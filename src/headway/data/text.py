@@ -121,7 +121,7 @@ class WordTokenizer:
         self.words = (*SPECIAL, *vocabulary)
         self._ids = {word: number for number, word in enumerate(self.words)}
         if len(self._ids) != len(self.words):
-            raise BadInput("a vocabulary names the same word twice", fix="build it again from the word counts")
+            raise BadInput("a vocabulary contains the same word twice", fix="build it again from the word counts")
 
     @classmethod
     def from_counts(
@@ -205,4 +205,4 @@ def load_tokenizer(text: str | bytes, *, where: str = "tokenizer.json") -> Token
             return BpeTokenizer(raw["rules"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"not a tokenizer: {error}", where=where, fix="prepare the data again") from None
-    raise BadInput(f"a tokenizer of an unknown kind: {kind!r}", where=where, fix="use the Headway that wrote it")
+    raise BadInput(f"unknown kind of tokenizer: {kind!r}", where=where, fix="use the version of Headway that wrote it")

@@ -1,1 +1,1 @@
-"""Why a run failed: the cause, the line that shows it, and what to type. Reads, never asks a network."""
+"""Diagnose why a run failed: the cause, the line that shows it, and the command to type next. Makes no requests."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError
-from headway.core.plan import UNKNOWN, again
+from headway.core.plan import UNKNOWN, describe_next_start
+from headway.core.python_errors import last_error
 from headway.core.types import State, Status
 from headway.packaging.resume_evidence import kind_of
+from headway.plugins import plugin_of
 from headway.rundir.layout import SUPERVISOR
+from headway.rundir.source_paths import SourcePaths
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -25,6 +31,26 @@ if TYPE_CHECKING:
 # Failure rules
 
 
+HERE = "python"  # the fact that the run uses this machine's own Python: its interpreter
+_PACKAGES = {  # modules whose package has another name
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "git": "GitPython",
+    "google": "google-cloud-storage",
+    "IPython": "ipython",
+    "Levenshtein": "levenshtein",
+    "PIL": "pillow",
+    "pkg_resources": "setuptools",
+    "pytorch_lightning": "pytorch-lightning",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "tensorboardX": "tensorboardX",
+    "yaml": "pyyaml",
+}
 MAX_EVIDENCE = 500  # characters of evidence shown
 MAX_LINE = 1500  # characters matched per line: some patterns take quadratic time
 _MODULES = ("cloud", "cluster", "memory", "devices", "network", "data", "code", "end")  # most reliable first
@@ -38,6 +64,8 @@ class FailureRule:
     pattern: str  # matched within one line, ignoring case
     cause: str
     fix: str
+    fix_here: str = ""  # instead of `fix`, for a run in this machine's own Python
+    in_code: bool = False  # the remedy is to edit the line that raised it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +74,7 @@ class RuleMatch:
     cause: str
     evidence: str
     fix: str
+    in_code: bool = False
 
 
 class _Facts(dict[str, str]):
@@ -83,13 +112,23 @@ def match_rules(lines: Sequence[str], facts: Mapping[str, str] | None = None) ->
 
 
 def _fill_rule(rule: FailureRule, line: str, values: Mapping[str, str]) -> RuleMatch:
-    facts = _Facts({"again": again(UNKNOWN), **values})
+    facts = _Facts({"again": describe_next_start(UNKNOWN), **values})
+    if "module" in values:
+        facts["package"] = package_of(values["module"])
+    fix = rule.fix_here if values.get(HERE) and rule.fix_here else rule.fix
     return RuleMatch(
         name=rule.name,
         cause=rule.cause.format_map(facts),
         evidence=line.strip()[:MAX_EVIDENCE],
-        fix=rule.fix.format_map(facts),
+        fix=fix.format_map(facts),
+        in_code=rule.in_code,
     )
+
+
+def package_of(module: str) -> str:
+    """Return the name to install a module by: `cv2` is in opencv-python."""
+    top = module.partition(".")[0]
+    return _PACKAGES.get(top, top)
 
 
 def last_lines(lines: Iterable[str], count: int = 12) -> list[str]:
@@ -97,6 +136,7 @@ def last_lines(lines: Iterable[str], count: int = 12) -> list[str]:
     return [line for line in lines if line.strip()][-count:]
 
 
+_TRACEBACK = "Traceback (most recent call last):"
 TAIL_LINES, NEAR_END_LINES = 400, 60  # lines of a rank's log, from its end
 SHOWN_LINES = 12
 
@@ -113,6 +153,9 @@ class Diagnosis:
     fix: str = ""
     rank: int | None = None  # the first that failed
     lines: tuple[str, ...] = ()  # the last lines of its log
+    error: str = ""  # the Python exception that ended it
+    at: str = ""  # the innermost line of the project in its traceback: train.py:6
+    in_code: bool = False  # the remedy is to edit that line
 
 
 def diagnose_run(run: RunHandle, status: Status, *, rank: int | None = None) -> Diagnosis:
@@ -131,9 +174,24 @@ def diagnose_run(run: RunHandle, status: Status, *, rank: int | None = None) -> 
     target_says, supervisor_says = _target_messages(run), [*_end_messages(events), status.reason]
     # The last lines are closest to the cause; earlier warnings are searched only if those match no rule. If a rank
     # failed, its own output comes before the target's evidence, which may be about the start long before.
+    paths = SourcePaths.of(folder, events)
+    lines = [paths.translate(line) for line in lines]
     near = [*lines[-NEAR_END_LINES:], *supervisor_says, *(target_says if first is None else ())]
     far = [*_supervisor_log(folder), *lines, *target_says, *supervisor_says]
-    return _diagnosis(run, status, near, first, tuple(last_lines(lines, SHOWN_LINES)), more_evidence=far)
+    found = _diagnosis(run, status, near, first, tuple(_relevant_lines(lines)), more_evidence=far)
+    error = last_error(lines[-NEAR_END_LINES:])
+    if error is None:
+        return found
+    frame = error.own_frame(paths.project)
+    at = f"{frame.file}:{frame.line}" if frame else ""
+    return replace(found, error=error.kind, at=at, in_code=found.in_code or not found.name)
+
+
+def _relevant_lines(lines: list[str]) -> list[str]:
+    """Return the last lines, from the beginning of the last traceback if they contain it."""
+    shown = last_lines(lines, SHOWN_LINES)
+    start = max((at for at, line in enumerate(shown) if _TRACEBACK in line), default=0)
+    return shown[start:]
 
 
 def _diagnosis(
@@ -146,7 +204,9 @@ def _diagnosis(
 ) -> Diagnosis:
     known_facts = run_facts(run)
     match = match_rules(evidence, known_facts) or match_rules(more_evidence or [], known_facts)
-    fields = {} if match is None else {"name": match.name, "cause": match.cause, "evidence": match.evidence}
+    fields: dict[str, Any] = {}
+    if match is not None:
+        fields = {"name": match.name, "cause": match.cause, "evidence": match.evidence, "in_code": match.in_code}
     return Diagnosis(
         run=run.run,
         state=status.state.value,
@@ -159,7 +219,7 @@ def _diagnosis(
 
 def run_facts(run: RunHandle) -> dict[str, str]:
     """Return facts about the run, to fill into suggested commands."""
-    result = {"run": run.run, "target": run.handle.target}
+    result = {"run": run.run, "target": run.target_handle.target}
     try:
         return result | _plan_facts(run.folder.plan())
     except HeadwayError:  # damaged: the commands keep their placeholders in capitals
@@ -170,7 +230,9 @@ def _plan_facts(plan: Plan) -> dict[str, str]:
     options: Mapping[str, Any] = plan.options
     named = ("project", "region", "namespace", "service_account", "cluster", "location")
     result = {key: str(options[key]) for key in named if options.get(key)}
-    result["again"] = again(kind_of(plan))
+    result["again"] = describe_next_start(kind_of(plan))
+    if plugin_of(plan.kind).own_python:
+        result[HERE] = str(plan.job.get("python") or plan.options.get("python") or _this_python())
     outputs = str(plan.job.get("outputs", ""))
     if "://" in outputs:
         result["bucket"] = outputs.partition("://")[2].partition("/")[0]
@@ -181,6 +243,12 @@ def _plan_facts(plan: Plan) -> dict[str, str]:
     if repository.count("/") >= 2:
         result["repository"] = repository.split("/")[2]
     return result
+
+
+def _this_python() -> str:
+    """Return how a user calls this interpreter, which trains by default on this machine."""
+    named = shutil.which("python")
+    return "python" if named and os.path.samefile(named, sys.executable) else sys.executable
 
 
 def _read_events(folder: RunFolder) -> list[dict[str, Any]]:
@@ -217,7 +285,8 @@ def _rank_output(folder: RunFolder, events: list[dict[str, Any]], rank: int | No
 
 def _end_messages(events: list[dict[str, Any]]) -> list[str]:
     """Return the supervisor's account of the end, oldest first. It is searched after the rank's own output."""
-    relevant = [event for event in events if event.get("kind") in ("ended", "rank_exit", "failed", "logger_failed")]
+    kinds = ("ended", "rank_exit", "failed", "logger_failed")
+    relevant = [event for event in events if event.get("kind") in kinds and not event.get("killed_by")]
     reasons = [str(event.get("reason") or event.get("error") or "") for event in relevant]
     killed = [f"rank {event.get('rank')} ended by {event['signal']}" for event in relevant if event.get("signal")]
     codes = [f"rank {event.get('rank')} exited with {event['code']}" for event in relevant if event.get("code") == 137]
@@ -232,11 +301,8 @@ def _supervisor_log(folder: RunFolder) -> list[str]:
 
 
 def _target_messages(run: RunHandle) -> list[str]:
-    """Return the target's own evidence, if it offers any: pod events, a job's error."""
-    ask = getattr(run.target, "evidence", None)
-    if ask is None:
-        return []
+    """Return the target's own evidence: pod events, a job's error."""
     try:
-        return [str(line) for line in ask(run.handle)]
+        return run.target.evidence(run.target_handle)
     except HeadwayError:  # gone or unreachable, as the status says: not the cause of the run's end
         return []

@@ -1,6 +1,6 @@
 """Find resources that runs left behind on their targets, by label; classify them by their run folders; remove them.
 
-Needs no local state.
+The run index and the records of rented machines only tell which targets to search, besides those of the job file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from headway import targets
 from headway.core.errors import HeadwayError, NotThere, StoreError, UnknownRun
-from headway.core.types import Handle, Receipt, State, Status, Target
+from headway.core.retry import wait_until
+from headway.core.types import Handle, Receipt, Recorded, State, Status, Target
 from headway.launcher import lifecycle
+from headway.plugins import TARGETS
 from headway.rundir import lease, submission
 from headway.rundir.index import RunIndex
 from headway.rundir.layout import RunFolder
@@ -54,7 +56,7 @@ class FoundResource:
     reason: str
 
 
-def target_refs(job: Job | None, *, on: str | None = None, ledger: RunIndex | None = None) -> list[TargetRef]:
+def target_refs(job: Job | None, *, on: str | None = None, run_index: RunIndex | None = None) -> list[TargetRef]:
     """List the targets to search: one by name; or those of the job file and of recent runs, and this machine."""
     if on is not None:
         kind, options = (job.targets[on].kind, job.targets[on].options) if job and on in job.targets else (on, {})
@@ -62,7 +64,7 @@ def target_refs(job: Job | None, *, on: str | None = None, ledger: RunIndex | No
     found = [TargetRef(name="local", kind="local", options={})]
     if job is not None:
         found += [TargetRef(name=name, kind=entry.kind, options=entry.options) for name, entry in job.targets.items()]
-    found += list(_refs_of_runs(ledger or RunIndex()))
+    found += list(_refs_of_runs(run_index or RunIndex()))
     found += list(_refs_of_rentals())
     return list({(each.kind, _identity(each)): each for each in reversed(found)}.values())[::-1]
 
@@ -71,9 +73,9 @@ def _identity(place: TargetRef) -> str:
     return json.dumps(dict(place.options), sort_keys=True, default=str) if place.kind != "local" else ""
 
 
-def _refs_of_runs(ledger: RunIndex) -> Iterable[TargetRef]:
+def _refs_of_runs(run_index: RunIndex) -> Iterable[TargetRef]:
     """Yield the targets of runs not known to have finished: no job file here may name them any more."""
-    for row in ledger.rows(limit=MAX_RECENT_RUNS):
+    for row in run_index.rows(limit=MAX_RECENT_RUNS):
         if row.state in (State.FINISHED.value, "gone"):
             continue
         try:
@@ -85,25 +87,26 @@ def _refs_of_runs(ledger: RunIndex) -> Iterable[TargetRef]:
 
 def _refs_of_rentals() -> Iterable[TargetRef]:
     """Yield the targets of recorded rented machines: billed even if their run has finished or its folder is gone."""
-    from headway.targets.ssh.rental import Records
-
-    for rental in Records().all():
+    for kind, rental in _rentals():
         options = rental.options
         if not options:  # recorded by an older version
             try:
                 options = submission.read(RunFolder(open_store(rental.url)))["options"]
             except (HeadwayError, ValueError):
                 continue
-        yield TargetRef(name=rental.target, kind="ssh", options=options)
+        yield TargetRef(name=rental.target, kind=kind, options=options)
+
+
+def _rentals() -> Iterable[tuple[str, Recorded]]:
+    """Yield what the targets have recorded on this machine as rented, each with its kind of target."""
+    for kind, entry in TARGETS.items():
+        yield from ((kind, rental) for rental in entry.load_recorded())
 
 
 def unlisted_rentals(found: Iterable[FoundResource]) -> list[str]:
     """List recorded rented machines whose target was not searched or gave no verdict."""
-    from headway.targets.ssh.rental import Records
-
     urls = {each.handle.url for each in found if each.verdict != UNKNOWN}
-    rentals = [rental for rental in Records().all() if rental.url not in urls]
-    return [f"{rental.run}: machine {', '.join(rental.ids) or 'of unknown id'}" for rental in rentals]
+    return [f"{rental.run}: {rental.what}" for _, rental in _rentals() if rental.url not in urls]
 
 
 def deduplicate(found: Iterable[FoundResource]) -> list[FoundResource]:
@@ -116,7 +119,9 @@ def deduplicate(found: Iterable[FoundResource]) -> list[FoundResource]:
     return list(chosen.values())
 
 
-def look(place: TargetRef, *, say: Log = lambda text: None, patience_s: float = lease.STALE_S) -> list[FoundResource]:
+def find_resources(
+    place: TargetRef, *, say: Log = lambda text: None, patience_s: float = lease.STALE_S
+) -> list[FoundResource]:
     """List everything on the target that carries our label, each with a verdict. Raises what the target raises.
 
     Resources of other owners get the verdict OTHER_OWNER. A resource without an owner (made by an older Headway) is an
@@ -125,7 +130,7 @@ def look(place: TargetRef, *, say: Log = lambda text: None, patience_s: float = 
     """
     target = place.build()
     us, judged = owner_id(), []
-    for handle in _one_per_run(target.found(), us):
+    for handle in _one_per_run(target.list_runs(), us):
         whose = str(handle.details.get("owner", ""))
         if whose and whose != us:
             verdict, why = OTHER_OWNER, f"owned by {handle.details.get('owner_name') or 'another user'}"
@@ -148,7 +153,7 @@ def _classify(target: Target, handle: Handle, say: Log, patience_s: float) -> tu
     ours = bool(handle.details.get("owner"))
     try:
         status = target.status(handle)
-        said = read_status_inputs(folder_of(handle)).end is not None
+        has_ended = read_status_inputs(folder_of(handle)).end is not None
     except (UnknownRun, NotThere):
         return _classify_without_folder(handle)
     except StoreError as error:  # an unreachable bucket says nothing about the run
@@ -158,7 +163,7 @@ def _classify(target: Target, handle: Handle, say: Log, patience_s: float) -> tu
     until = kept_until(folder_of(handle))
     if until is not None:
         return LIVE, f"kept after a failure until {time.strftime('%H:%M', time.localtime(until))}"
-    if not ours and not said:
+    if not ours and not has_ended:
         return UNKNOWN, f"its run is {status.state.value}, and it has no owner label: headway down {handle.url}"
     return ORPHAN, f"its run is {status.state.value}"
 
@@ -193,12 +198,8 @@ def _lease_is_silent(folder: RunFolder, patience_s: float, say: Log) -> bool:
     if record.alive_at(folder.url) is not None:
         return not record.alive_at(folder.url)
     say(f"{folder.name} is past its deadline: waiting up to {patience_s:.0f} s to see whether it is still running")
-    since = time.monotonic()
-    while time.monotonic() - since < patience_s:
-        if lease.read(folder.store)[1] != version:
-            return False
-        time.sleep(min(1.0, patience_s / 10))
-    return lease.read(folder.store)[1] == version
+    interval_s = min(1.0, patience_s / 10)
+    return not wait_until(lambda: lease.read(folder.store)[1] != version, interval_s, within_s=patience_s)
 
 
 def _expires_at(handle: Handle) -> float | None:
@@ -209,10 +210,10 @@ def _expires_at(handle: Handle) -> float | None:
         return None
 
 
-def remove(found: FoundResource, *, say: Log, ledger: RunIndex | None = None) -> Receipt:
+def remove(found: FoundResource, *, say: Log, run_index: RunIndex | None = None) -> Receipt:
     """Take it down, and write the receipt into its run folder if there still is one."""
     target = found.target_ref.build()
     try:
-        return lifecycle.open_run(found.handle.url, target=target, ledger=ledger, say=say).down()
+        return lifecycle.open_run(found.handle.url, target=target, run_index=run_index, say=say).down()
     except (UnknownRun, NotThere):
         return target.down(found.handle)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 from headway import targets
 from headway.core import errors
 from headway.core.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
-from headway.core.plan import EXACT, Plan, again
+from headway.core.plan import BEGINNING, EXACT, Plan, describe_next_start
+from headway.core.platform import ignored_timing
+from headway.core.retry import poll
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
+from headway.packaging.code_changes import name_files
 from headway.packaging.upload import list_code, resume_recorded, send_code, verify_plan
 from headway.pricing.estimate import record_run
 from headway.rundir import lease, submission, teardown
 from headway.rundir.index import RunIndex, RunRow, candidate_names, checked_name
-from headway.rundir.layout import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFolder
+from headway.rundir.layout import CODE_LISTING, PLAN, RECEIPT, STOP, SUBMISSION, RunFolder
 from headway.rundir.lease import spent_s, spent_usd
 from headway.rundir.status import StatusPoller, newest_attempt, read_status_inputs
-from headway.spec.loading import undump
-from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put, same_place
+from headway.storage import ABSENT, is_same_folder, join, local_path, open_store, require_conditional_put
 
 if TYPE_CHECKING:
     from headway.launcher.migrate import Migration
@@ -91,9 +92,9 @@ class RunHandle:
 
     run: str
     url: str
-    handle: Handle
+    target_handle: Handle
     target: Target = field(repr=False)
-    ledger: RunIndex = field(repr=False)
+    run_index: RunIndex = field(repr=False)
     say: Log = field(default=_no_log, repr=False)
 
     @property
@@ -110,7 +111,7 @@ class RunHandle:
 
     def current_status(self) -> Status:
         """Return the target's status of the run, corrected if its folder was moved or is a copy of another one."""
-        status = self.target.status(self.handle)
+        status = self.target.status(self.target_handle)
         moved, original = self._moved_from(), self._copied_from()
         if status.state is State.LOST and moved:
             return Status(state=State.RUNNING, reason=_moved_text(moved))
@@ -127,7 +128,7 @@ class RunHandle:
             )
 
     def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
-        return self.target.logs(self.handle, follow=follow, rank=rank)
+        return self.target.logs(self.target_handle, follow=follow, rank=rank)
 
     def wait(self, on_line: LineCallback | None = None) -> Outcome:
         """Follow the run to its end. Leaving early (Ctrl-C, kill -9) does not affect the run."""
@@ -142,7 +143,7 @@ class RunHandle:
     def stop(self, reason: str = "") -> Outcome:
         """Checkpoint, end, stay resumable: request it, wait for the plan's grace period, then use force."""
         self.require_not_moved()
-        if not self.target.status(self.handle).state.ended:
+        if not self.target.status(self.target_handle).state.ended:
             self._request_stop(reason or "asked to stop")
         receipt = self.down()
         return self._record_outcome(self.current_status(), receipt)
@@ -153,28 +154,28 @@ class RunHandle:
         original = self._copied_from()
         if original:
             self.say(f"{self.run} is a copy of {original}, which is left unchanged")
-        receipt = self.target.down(self.handle)
+        receipt = self.target.down(self.target_handle)
         try:
             receipt = teardown.write(self.folder, receipt)
         except StoreError as error:  # teardown is what matters; the next command writes the receipt
             self.say(f"teardown.json could not be written: {error}")
-        self.ledger.update_state(self.url, self._state_after_teardown())
+        self.run_index.update_state(self.url, self._state_after_teardown())
         return receipt
 
     def _copied_from(self) -> str:
-        origin = str(self.handle.details.get(ORIGIN, ""))
+        origin = str(self.target_handle.details.get(ORIGIN, ""))
         return origin if origin and submission.is_run(origin) else ""
 
     def _moved_from(self) -> str:
         """Return where this folder was at launch if it was moved (not copied) and its run is still on the target."""
-        origin = str(self.handle.details.get(ORIGIN, ""))
+        origin = str(self.target_handle.details.get(ORIGIN, ""))
         if not origin or submission.is_run(origin) or teardown.complete_receipt(self.folder) is not None:
             return ""
         try:
-            found = self.target.found()
+            found = self.target.list_runs()
         except HeadwayError:  # the target cannot be asked: callers that need it report why
             return ""
-        return origin if any(same_place(each.url, origin) for each in found) else ""
+        return origin if any(is_same_folder(each.url, origin) for each in found) else ""
 
     def _request_stop(self, reason: str) -> None:
         try:
@@ -205,12 +206,12 @@ class RunHandle:
         return receipt
 
     def _record_outcome(self, status: Status, receipt: Receipt | None) -> Outcome:
-        self.ledger.update_state(self.url, status.state.value)
+        self.run_index.update_state(self.url, status.state.value)
         return Outcome(run=self.run, status=status, receipt=receipt)
 
     def _state_after_teardown(self) -> str:
         try:
-            return self.target.status(self.handle).state.value
+            return self.target.status(self.target_handle).state.value
         except HeadwayError as error:  # for example a damaged plan; the run has been taken down all the same
             self.say(str(error))
             return State.LOST.value
@@ -226,7 +227,7 @@ def launch(
     on_line: LineCallback | None = None,
     say: Log = _no_log,
     target: Target | None = None,
-    ledger: RunIndex | None = None,
+    run_index: RunIndex | None = None,
 ) -> RunHandle:
     """Start a run of this plan and, unless detached, follow it to its end. A failed start is taken down.
 
@@ -239,7 +240,7 @@ def launch(
         on_line: Called with each line of the run's log.
         say: Called with messages for the user.
         target: The target to submit to. None: the plan's.
-        ledger: The index of runs to record it in. None: this machine's.
+        run_index: The index of runs to record it in. None: this machine's.
 
     Returns:
         A handle on the run: its status, its log, and the ways to stop it.
@@ -254,28 +255,38 @@ def launch(
         >>> headway.launch(plan, name="first").outcome().status.state.value
         'finished'
     """
-    target, ledger = target or targets.of_plan(plan), ledger or RunIndex()
+    target, run_index = target or targets.of_plan(plan), run_index or RunIndex()
     verify_plan(plan, target)
     plan = _with_overrides(plan, target, env or {}, secrets)
+    _warn_ignored_timing(plan, say)
     _check_online(plan, target)
     send_code(plan)
-    folder = _claim_folder(plan, name, ledger)
+    folder = _claim_folder(plan, name, run_index)
     try:
-        ledger.record(_index_row(plan, folder, submission.record_submission(folder, plan)["created_at"]))
+        run_index.record(_index_row(plan, folder, submission.record_submission(folder, plan)["created_at"]))
         list_code(plan, folder)
         handle = target.submit(plan, folder.name)
         submission.save_handle_details(folder, handle)
+        _report_note(handle, say)
     except BaseException:  # Ctrl-C too: part of the run may exist
-        _undo_start(folder, target, plan, ledger, say)
+        _undo_start(folder, target, plan, run_index, say)
         raise
-    run_handle = RunHandle(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
+    run_handle = RunHandle(
+        run=folder.name, url=folder.url, target_handle=handle, target=target, run_index=run_index, say=say
+    )
     if not detach:
         run_handle.wait(on_line)
     return run_handle
 
 
+def _report_note(handle: Handle, say: Log) -> None:
+    """Pass on what the target has to tell the user about this start."""
+    if handle.details.get("note"):
+        say(str(handle.details["note"]))
+
+
 def open_run(
-    run_url: str, *, say: Log = _no_log, target: Target | None = None, ledger: RunIndex | None = None
+    run_url: str, *, say: Log = _no_log, target: Target | None = None, run_index: RunIndex | None = None
 ) -> RunHandle:
     """Return a handle on an existing run, from its folder alone. A damaged plan does not prevent taking it down."""
     folder = RunFolder(open_store(run_url))
@@ -283,9 +294,11 @@ def open_run(
     return RunHandle(
         run=folder.name,
         url=folder.url,
-        handle=Handle(target=record["target"], run=folder.name, url=folder.url, details=_details(folder, record)),
+        target_handle=Handle(
+            target=record["target"], run=folder.name, url=folder.url, details=_details(folder, record)
+        ),
         target=target or targets.build(record["kind"], record["options"]),
-        ledger=ledger or RunIndex(),
+        run_index=run_index or RunIndex(),
         say=say,
     )
 
@@ -302,28 +315,33 @@ def resume(
     move: Migration | None = None,
     say: Log = _no_log,
     target: Target | None = None,
-    ledger: RunIndex | None = None,
+    run_index: RunIndex | None = None,
     patience_s: float = lease.STALE_S,
     budget_hours: float | None = None,
     budget_usd: float | None = None,
+    from_beginning: bool = True,
 ) -> RunHandle:
     """Resume with the same plan, as a new attempt. Raises RunBusy for a live run; a spent budget needs a new total.
 
-    With `move`, resumes on another target, with the recorded code and the batches in the same order.
+    With `move`, resumes on another target, with the recorded code and the batches in the same order, or with changed
+    code. Raises StartsOver without `from_beginning` if the program has trained and cannot continue.
 
     A finished run is left as it is, which is not an error. A run on a host that cannot be seen from here is watched
     until its lease has gone stale.
     """
     from headway.launcher import migrate
 
-    run = open_run(run_url, say=say, target=target, ledger=ledger)
+    run = open_run(run_url, say=say, target=target, run_index=run_index)
     recorded = run.folder.plan()
     migrate.require_not_migrated(run.folder)
     if _require_ended(run, patience_s).state is State.FINISHED:
         say(f"{run.run} is already finished")
         return run
+    _warn_ignored_timing(recorded, say)
     with_budget = lease.with_budget(recorded, hours=budget_hours, usd=budget_usd)
     lease.require_budget_left(with_budget, lease.spent_s(run.folder), run.run)
+    if not from_beginning:
+        _require_continuation(run, recorded)
     if with_budget != recorded:  # nobody runs it now: the next attempt's supervisor is the first to read it
         run.folder.store.write(PLAN, with_budget.to_json().encode())
         recorded = with_budget
@@ -343,15 +361,36 @@ def resume(
         submission.record_failed_submission(run.folder, error)
         raise
     submission.save_handle_details(run.folder, handle)
-    run.ledger.record(_index_row(plan, run.folder, submission.read(run.folder)["created_at"]))
-    return replace(run, handle=handle)
+    _report_note(handle, run.say)
+    run.run_index.record(_index_row(plan, run.folder, submission.read(run.folder)["created_at"]))
+    return replace(run, target_handle=handle)
 
 
-def _log_resume_kind(run: RunHandle, plan: Plan) -> None:
+class StartsOver(BadInput):
+    """A resume would start the program from the beginning, and nobody has agreed to that."""
+
+
+def _require_continuation(run: RunHandle, plan: Plan) -> None:
+    """Raise StartsOver if the program has trained and would start from the beginning."""
+    if plan.resume != BEGINNING or not any(event.get("kind") == "started" for event in run.folder.events()):
+        return
+    spent = lease.spent_s(run.folder)
+    usd = lease.spent_usd(plan, spent)
+    so_far = f"{spent:.0f} s" + (f", ${usd:.2f}" if usd else "")
+    raise StartsOver(
+        f"{run.run} would start from the beginning: its program loads nothing that it has saved (so far: {so_far})",
+        fix=f"headway resume {run.run} --from-beginning",
+    )
+
+
+def _log_resume_kind(run: RunHandle, plan: Plan, changed: Sequence[str] = ()) -> None:
     """Tell the user what the next attempt does, if that is less than an exact resume."""
     kind = resume_recorded(plan)
-    if kind != EXACT:
-        run.say(f"{run.run}: {again(kind)}")
+    if changed:
+        files = name_files(list(changed))
+        run.say(f"{run.run}: {describe_next_start(kind)}, with changed code ({files}): not an exact resume")
+    elif kind != EXACT:
+        run.say(f"{run.run}: {describe_next_start(kind)}")
 
 
 def _resume_on_other_target(run: RunHandle, recorded: Plan, move: Migration) -> RunHandle:
@@ -366,21 +405,24 @@ def _resume_on_other_target(run: RunHandle, recorded: Plan, move: Migration) -> 
     old_submission = submission.read(folder)
     try:
         send_code(plan, also_at=str(recorded.job["outputs"]))
-        submission.record_resubmission(folder, after=newest_attempt(folder), plan=plan, code=move.code)
+        submission.record_resubmission(
+            folder, after=newest_attempt(folder), plan=plan, code=move.code, changed=move.changed
+        )
         folder.store.delete(STOP)
         list_code(plan, folder)
-        _log_resume_kind(run, plan)
+        _log_resume_kind(run, plan, move.changed)
         handle = target.submit(plan, folder.name)
     except BaseException as error:
         if folder.url == run.url:
             migrate.restore(folder, recorded)
-            folder.write_json(INTENT, old_submission)
+            folder.write_json(SUBMISSION, old_submission)
         else:
             submission.record_failed_submission(folder, error)
         raise
     submission.save_handle_details(folder, handle)
-    run.ledger.record(_index_row(plan, folder, submission.read(folder)["created_at"]))
-    return replace(run, url=folder.url, handle=handle, target=target)
+    _report_note(handle, run.say)
+    run.run_index.record(_index_row(plan, folder, submission.read(folder)["created_at"]))
+    return replace(run, url=folder.url, target_handle=handle, target=target)
 
 
 def follow(run_url: str, on_line: LineCallback | None = None, *, say: Log = _no_log) -> Outcome:
@@ -410,8 +452,7 @@ def down(run_url: str, *, say: Log = _no_log) -> Receipt:
 
 def _check_online(plan: Plan, target: Target) -> None:
     """Run the target's online checks before a name is claimed. Planning is offline and did not."""
-    online = getattr(target, "online", None)
-    problems = online(undump(plan.job)) if online is not None else []
+    problems = target.online(plan)
     if problems:
         raise BadJob(problems)
 
@@ -428,10 +469,15 @@ def _with_overrides(plan: Plan, target: Target, env: Mapping[str, str], secrets:
     return replace(plan, requests=tuple(target.render(plan)))
 
 
-def _claim_folder(plan: Plan, name: str | None, ledger: RunIndex) -> RunFolder:
+def _warn_ignored_timing(plan: Plan, say: Log) -> None:
+    for line in ignored_timing({**os.environ, **plan.job.get("env", {})}):
+        say(line)
+
+
+def _claim_folder(plan: Plan, name: str | None, run_index: RunIndex) -> RunFolder:
     """Claim a run folder: the first to write plan.json has the name."""
     outputs = str(plan.job["outputs"])
-    names = iter([checked_name(name)]) if name else candidate_names(plan, ledger)
+    names = iter([checked_name(name)]) if name else candidate_names(plan, run_index)
     require_conditional_put(open_store(outputs))
     for run in names:
         folder = RunFolder(open_store(join(outputs, run)))
@@ -467,8 +513,9 @@ def _wait_until_stale(run: RunHandle, patience_s: float) -> Status | None:
         return None
     run.say(f"waiting up to {patience_s:.0f} s to see whether {run.run} is still running on {record.host}")
     poller = StatusPoller(run.folder, stale_s=patience_s)
-    while not (status := poller.status()).state.ended and lease.read(store)[1] == version:
-        time.sleep(min(1.0, patience_s / 10))
+    for _ in poll(min(1.0, patience_s / 10)):
+        if (status := poller.status()).state.ended or lease.read(store)[1] != version:
+            break
     if status.state is State.LOST and not lease.release_dead_holder(store, lambda record: True, version=version):
         return None  # it was renewed after all
     return status
@@ -505,7 +552,7 @@ def _index_row(plan: Plan, folder: RunFolder, created_at: str) -> RunRow:
     )
 
 
-def _undo_start(folder: RunFolder, target: Target, plan: Plan, ledger: RunIndex, log: Log) -> None:
+def _undo_start(folder: RunFolder, target: Target, plan: Plan, run_index: RunIndex, log: Log) -> None:
     """Undo a failed start: take down, list again, and if nothing is left and nothing ran, leave no trace."""
     name = folder.name
     try:
@@ -515,13 +562,13 @@ def _undo_start(folder: RunFolder, target: Target, plan: Plan, ledger: RunIndex,
             log(f"{name} could not be started; left behind: {', '.join(receipt.left) or 'only its folder'}")
             return
         # The plan last: while it exists, the run can be found.
-        for key in (RECEIPT, STOP, CODE_LISTING, INTENT, PLAN):
+        for key in (RECEIPT, STOP, CODE_LISTING, SUBMISSION, PLAN):
             folder.store.delete(key)
     except HeadwayError as error:  # reported besides the error of the start, which the caller raises
         log(f"{name} could not be started, and removing it failed: {error}\n    fix: headway down {folder.url}")
         return
     _remove_if_empty(folder)
-    ledger.remove(folder.url)
+    run_index.remove(folder.url)
     log(f"{name} could not be started; everything it had created was removed")
 
 

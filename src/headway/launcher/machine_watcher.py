@@ -7,11 +7,12 @@ Run as `python -m headway.launcher.machine_watcher URL`; logs to guardian.log be
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
-import time
 
 from headway.core.errors import HeadwayError, TargetError, UnknownRun
+from headway.core.retry import NO_LIMIT, Backoff, RetryPolicy, retry, wait_until
 from headway.core.types import Receipt
 from headway.launcher import lifecycle
 from headway.rundir import teardown
@@ -28,24 +29,19 @@ RETRY_S, LONGEST_RETRY_S = 15.0, 600.0  # back-off after a failure: the machine 
 
 def watch(url: str) -> int:
     """Wait for the hand-over, then poll the run until it has been taken down."""
-    while processes.is_starting(local_dir(url, KIND)):
-        time.sleep(HANDOVER_POLL_S)
-    pause, retry_s = FIRST_POLL_S, RETRY_S
+    wait_until(lambda: not processes.is_starting(local_dir(url, KIND)), HANDOVER_POLL_S)
     rented = Records().read(url) is not None
-    while True:
-        try:
-            if _poll_once(url, rented=rented):
-                return 0
-            retry_s = RETRY_S
-        except UnknownRun:
-            return 0  # its folder was removed by a launcher that took everything down
-        except HeadwayError as error:
-            _log(str(error))
-            time.sleep(retry_s)
-            retry_s = min(LONGEST_RETRY_S, retry_s * 2)
-            continue
-        time.sleep(pause)
-        pause = min(LONGEST_POLL_S, pause * 1.2)
+    policy = RetryPolicy(tries=NO_LIMIT, total_s=math.inf, first_pause_s=RETRY_S, longest_pause_s=LONGEST_RETRY_S)
+
+    def ended() -> bool:
+        return retry(lambda: _poll_once(url, rented=rented), policy, on=HeadwayError, unless=(UnknownRun,),
+                     on_failure=lambda error: _log(str(error)))  # fmt: skip
+
+    try:
+        wait_until(ended, Backoff(FIRST_POLL_S, LONGEST_POLL_S, factor=1.2))
+    except UnknownRun:
+        pass  # its folder was removed by a launcher that took everything down
+    return 0
 
 
 def _poll_once(url: str, *, rented: bool) -> bool:

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway import targets
 from headway.core.errors import BadInput, BadJob, Conflict, NotThere, Problem, RunBusy
-from headway.core.plan import Plan
+from headway.core.plan import Code, Plan
 from headway.packaging.code import package, unpack
 from headway.packaging.upload import send_code
 from headway.planning.build import _code_record, plan
 from headway.rundir import lease, submission
-from headway.rundir.layout import INTENT, PLAN, RECEIPT, STOP, RunFolder
-from headway.rundir.status import newest_attempt
+from headway.rundir.layout import PLAN, RECEIPT, STOP, SUBMISSION, RunFolder
+from headway.rundir.status import is_local_key, newest_attempt
 from headway.spec.loading import undump
 from headway.spec.model import Job, TargetEntry
 from headway.storage import ABSENT, Store, join, local_path, open_store, require_conditional_put
@@ -32,19 +32,22 @@ if TYPE_CHECKING:
 
 RECORDED, CURRENT = "recorded", "current"
 MOVED = "moved.json"  # left in a folder whose run continues in another one
-ONE_MACHINE = ("local/", "docker/", "slurm/", "ssh/")  # subfolders that targets use on one machine only
 STORAGE_USD_PER_GB_MONTH = 0.02  # approximate price of the clouds' standard class; uploading to them is free
 Confirm = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migration:
-    """A requested migration. `job` is the current job file, for a target unknown to the run and for current code."""
+    """A requested migration, to another target or to the current code.
+
+    `job` is the current job file, for a target unknown to the run and for current code.
+    """
 
     on: str
     code: str = RECORDED
     copy_to: str | None = None
     job: Job | None = None
+    changed: tuple[str, ...] = ()  # files of the current code that differ from the recorded code
     confirm: Confirm = lambda text: True
 
 
@@ -115,21 +118,29 @@ def _plan_for_target(recorded: Plan, job: Job, move: Migration, outputs: str) ->
         if move.job is None:
             raise BadInput("--code current needs the job file", fix="-f headway.yaml")
         rooted = replace(job, root=move.job.root)
-        return _planned(recorded, rooted, move, _code_record(package(rooted)))
+        return _planned(recorded, rooted, move, _code_record(package(rooted), ""))
     with _unpack_code(recorded, outputs) as root:
         new_plan = _planned(recorded, replace(job, root=str(root)), move, recorded.code)
     # The recorded wheel continues the run. It refuses a plan with keys that its version does not know.
     return replace(new_plan, headway=recorded.headway, resume=recorded.resume)
 
 
-def _planned(recorded: Plan, job: Job, move: Migration, code: Any) -> Plan:
+def _runtime_for(code: Code, fresh: Code) -> str:
+    """Return the new target's runtime, if the wheel that continues the run can be started by one."""
+    return fresh.runtime if code.runtime or code.wheel == fresh.wheel else ""
+
+
+def _planned(recorded: Plan, job: Job, move: Migration, code: Code) -> Plan:
     try:
         fresh = plan(job, on=move.on)
     except BadJob as error:
         raise _explain_refusal(error, move) from None
+    # Keys that the recorded version does not know; its code is continued as it was planned.
+    unknown = {"dependencies"} - set(recorded.job) if move.code != CURRENT else set()
     new_plan = replace(
         fresh,
-        code=code,
+        job={key: value for key, value in fresh.job.items() if key not in unknown},
+        code=replace(code, runtime=_runtime_for(code, fresh.code)),
         nodes=recorded.nodes,
         processes=recorded.processes,
         environment=recorded.environment,
@@ -170,7 +181,7 @@ def _unpack_code(recorded: Plan, outputs: str) -> Iterator[Path]:
 def _upload(folder: RunFolder, job: Job, copy_to: str) -> Upload:
     if local_path(copy_to) is not None and local_path(copy_to) == local_path(folder.url.rpartition("/")[0]):
         raise BadInput(f"the run is already in {copy_to}", fix="leave out --copy-to")
-    entries = [entry for entry in folder.store.list() if not entry.key.startswith(ONE_MACHINE)]
+    entries = [entry for entry in folder.store.list() if not is_local_key(entry.key)]
     sources = {source.source for part in (job.data.train, job.data.val, job.data.test) for source in part}
     local = sorted(source for source in sources if "://" not in source and not source.startswith("builtin:"))
     from headway.targets.ssh.sync import fingerprint, scan_source
@@ -217,7 +228,7 @@ def _copy(source: Store, to: Store, key: str) -> None:
     folder = local_path(source.url)
     size = source.stat(key).size
     try:
-        if to.stat(key).size == size and key not in (INTENT, lease.KEY):
+        if to.stat(key).size == size and key not in (SUBMISSION, lease.KEY):
             return  # copied by an earlier, interrupted migration
     except NotThere:
         pass

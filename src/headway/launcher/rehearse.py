@@ -22,8 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import RunFailed
-from headway.core.plan import DIE_AFTER_STEP, STEP_LIMIT
+from headway.core.plan import DIE_AFTER_STEP, EXACT, STEP_LIMIT
 from headway.core.platform import TIMING, state_dir, timing_with
+from headway.core.retry import wait_until
+from headway.packaging import dependencies
+from headway.packaging.code import package, unpack
+from headway.packaging.dependencies import Dependencies
 from headway.pricing.estimate import (
     REHEARSAL,
     PastRun,
@@ -51,17 +55,18 @@ Say = Callable[[str], None]
 
 def environment(job: Job, log: Say) -> str | None:
     """Return the interpreter with the job's requirements, made once per content of the file; None to use ours."""
-    if not job.requirements:
+    needed = dependencies.of_record(dump(replace(job, dependencies=dependencies.find(job))))
+    if not needed:
         return None
     import hashlib
 
-    requirements = (Path(job.root) / job.requirements).read_bytes()
-    name = hashlib.sha256(requirements + sys.version.encode() + sys.prefix.encode()).hexdigest()[:16]
+    content = _content(job, needed)
+    name = hashlib.sha256(content + sys.version.encode() + sys.prefix.encode()).hexdigest()[:16]
     place = state_dir() / "rehearse" / name
     python = place / "bin" / "python"
     if (place / "ready").exists():
         return str(python)
-    log(f"installing {job.requirements} for the rehearsal, once")
+    log(f"installing {needed.source} for the rehearsal, once")
     shutil.rmtree(place, ignore_errors=True)
     try:
         _run_command([sys.executable, "-m", "venv", str(place)])
@@ -71,26 +76,37 @@ def environment(job: Job, log: Say) -> str | None:
             path for path in sys.path if path.endswith(("site-packages", "dist-packages")) or _holds_headway(path)
         ]
         (site / "beside.pth").write_text("\n".join(own_venv) + "\n")
-        _run_command(
-            [
-                str(python),
-                "-m",
-                "pip",
-                "install",
-                "-q",
-                "--disable-pip-version-check",
-                "-r",
-                str(Path(job.root) / job.requirements),
-            ]
-        )
+        with _project_copy(job, needed) as copy:
+            words = (
+                ["-r", str(Path(job.root) / needed.requirements)] if needed.requirements else [*needed.listed, *copy]
+            )
+            _run_command([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *words])
     except subprocess.CalledProcessError as error:
         shutil.rmtree(place, ignore_errors=True)
         last = [line for line in (error.stderr or "").splitlines() if line.strip()][-3:]
         raise RunFailed(
-            "the requirements cannot be installed: " + "\n    ".join(last), fix="fix requirements in the job file"
+            f"{needed.source} cannot be installed: " + "\n    ".join(last), fix=f"fix {needed.source}"
         ) from None
     (place / "ready").touch()
     return str(python)
+
+
+def _content(job: Job, needed: Dependencies) -> bytes:
+    """Return what an environment depends on: the requirements, and the code if it is installed."""
+    if needed.requirements:
+        return (Path(job.root) / needed.requirements).read_bytes()
+    code = package(job).sha256 if needed.install else ""
+    return "\n".join([*needed.listed, code]).encode()
+
+
+@contextmanager
+def _project_copy(job: Job, needed: Dependencies) -> Iterator[list[str]]:
+    """Unpack the code that would be sent, to install it without leaving files in the project's folder."""
+    with tempfile.TemporaryDirectory(prefix="headway-project-") as folder:
+        if needed.install:
+            packed = package(job)
+            unpack(packed.path, packed.sha256, Path(folder))
+        yield [folder] if needed.install else []
 
 
 def _holds_headway(path: str) -> bool:
@@ -102,12 +118,15 @@ def _run_command(argv: list[str]) -> None:
 
 
 @contextmanager
-def scratch_dir() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="headway-rehearsal-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def scratch_dir(prefix: str = "headway-rehearsal-") -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def without_effects(job: Job) -> Job:
+    """Return the job without what reaches beyond its run folder, and without limits."""
+    unlimited = replace(job, budget=Budget(), max_wait=None, retries=1)
+    return replace(unlimited, export=Export(), notify=Notify(), log_to=())
 
 
 @contextmanager
@@ -190,10 +209,12 @@ def rehearse(job: Job, *, log: Say = lambda text: None, time_limit_s: float = TI
     with scratch_dir() as folder, separate_index(folder):
         python = environment(job, log) if on == "local" else None  # an image has the job's requirements
         trial = _with_kill(plan(_shrink_job(job, python), on=on), folder)
-        log(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed halfway, at most {time_limit_s:.0f} s")
+        exact = trial.resume == EXACT
+        what = f"{STEPS} steps of {BATCH} examples, killed and resumed halfway" if exact else "the program, as packaged"
+        log(f"rehearsing: {what}, at most {time_limit_s if exact else SCRIPT_LIMIT_S:.0f} s")
         run, trained = _train(trial, deadline)
         checks += trained
-        rate = _rate(run)
+        rate = _rate(run) if exact else None  # a program's own steps are of its own size
         if job.recipe and _require_finished(run):
             checks += _check_verbs(
                 run, job, _verbs_here(python) if on == "local" else _verbs_in_image(run, trial), deadline
@@ -252,21 +273,20 @@ def _local_paths(job: Job) -> Iterator[Act]:
 def _shrink_job(job: Job, python: str | None) -> Job:
     """Shrink the job: nothing that reaches beyond the temporary folder, and as little of everything as will do."""
     config = {key: _shrink_value(key, value) for key, value in job.config.items()}
+    from headway.data.dataset.manifest import sources_of
+
+    data = job.data
+    if job.recipe and data.train:  # named, so that it has a limit too
+        data = replace(data, val=sources_of(data, "val", data.train[0].source))
     few = {
-        name: tuple(replace(source, limit=min(source.limit or 10**9, 4 * SAMPLE)) for source in getattr(job.data, name))
+        name: tuple(replace(source, limit=min(source.limit or 10**9, 4 * SAMPLE)) for source in getattr(data, name))
         for name in ("train", "val", "test")
     }
     own = {"local": TargetEntry(kind="local", options={"python": python})} if python else {}
     return replace(
-        job,
+        without_effects(job),
         config=config,
         data=Data(**_absolute(few, Path(job.root))),
-        export=Export(),
-        notify=Notify(),
-        log_to=(),
-        budget=Budget(),
-        max_wait=None,
-        retries=1,
         checkpoint=Checkpoint(every=Cadence(steps=KILL_AFTER_STEPS)),
         resources=replace(job.resources, nodes=1, processes=1, spot=False, accelerator=None, machine=None),
         targets={**job.targets, **own},
@@ -292,7 +312,8 @@ def _with_kill(trial: Plan, folder: Path) -> Plan:
 
     env = {**trial.job["env"], STEP_LIMIT: str(STEPS), DIE_AFTER_STEP: str(KILL_AFTER_STEPS)}
     env[TIMING] = timing_with(env, restart_pause=0)
-    amended = replace(trial, job={**trial.job, "outputs": str(folder / "runs"), "env": env})
+    # Without `project`, the code runs as packaged, not in place: a file that would not be sent is missing here too.
+    amended = replace(trial, project="", job={**trial.job, "outputs": str(folder / "runs"), "env": env})
     return replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))
 
 
@@ -303,13 +324,12 @@ def _train(trial: Plan, deadline: float) -> tuple[RunHandle, list[Act]]:
     began = time.monotonic()
     run = launch(trial, name="rehearsal", detach=True)
     try:
-        while (
-            not run.target.status(run.handle).state.ended
-            and time.monotonic() < deadline
-            and not _wait_for_steps(run, began)
-        ):
-            time.sleep(0.2)
-        status = run.target.status(run.handle)
+        wait_until(
+            lambda: run.current_status().state.ended or _wait_for_steps(run, began),
+            0.2,
+            within_s=deadline - time.monotonic(),
+        )
+        status = run.current_status()
     finally:
         run.down()  # Ctrl-C too: the run would continue by itself
     seconds = round(time.monotonic() - began, 1)
@@ -345,7 +365,7 @@ def _training_checks(run: RunHandle) -> Iterator[tuple[str, str]]:
 def _failure_text(run: RunHandle) -> RunFailed:
     from headway.diagnose.diagnosis import diagnose_run
 
-    found = diagnose_run(run, run.target.status(run.handle))
+    found = diagnose_run(run, run.current_status())
     if found.name:
         return RunFailed(f"the rehearsal failed: {found.cause}\n    {found.evidence}", fix=found.fix)
     lines = "".join(f"\n    {line}" for line in found.lines[-8:])
@@ -353,7 +373,7 @@ def _failure_text(run: RunHandle) -> RunFailed:
 
 
 def _require_finished(run: RunHandle) -> bool:
-    return run.target.status(run.handle).state.value == "finished"
+    return run.current_status().state.value == "finished"
 
 
 def _check_verbs(run: RunHandle, job: Job, verb: RunVerb, deadline: float) -> list[Act]:
@@ -361,7 +381,7 @@ def _check_verbs(run: RunHandle, job: Job, verb: RunVerb, deadline: float) -> li
     from headway.plugins import RECIPES
 
     assert job.recipe is not None
-    inputs = getattr(RECIPES[job.recipe], "takes", "pictures")
+    inputs = RECIPES[job.recipe].takes
     given = (
         [sample_picture(Path(run.url))] if inputs == "pictures" else ["a small test"]
     )  # in a folder that images see too

@@ -1,26 +1,15 @@
-"""Corpus BLEU-1 to BLEU-4 as coco-caption computes it: sums of clipped matches, closest reference length."""
+"""Corpus BLEU-1 to BLEU-4 of captions as coco-caption computes it: sums of clipped matches, closest reference length.
+
+The BLEU of translations is sacrebleu's, in `translation.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
-from headway.core.errors import BadInput
-from headway.metrics.ngrams import (
-    ORDERS,
-    Floats,
-    Hypotheses,
-    Ints,
-    NgramTable,
-    References,
-    Vocabulary,
-    find,
-    flatten,
-    runs,
-)
+from headway.metrics.ngrams import ORDERS, Floats, Hypotheses, Ints, References
 
 # coco-caption's guards against division by zero; part of the definition, since they affect the last digits.
 _TINY, _SMALL = 1e-15, 1e-9
@@ -110,57 +99,3 @@ def closest_lengths(lengths: Ints, theirs: Ints, sizes: Ints) -> Ints:
     rank = np.abs(theirs - np.repeat(lengths, sizes)) * longest + theirs
     closest: Ints = np.minimum.reduceat(rank, np.cumsum(sizes) - sizes) % longest
     return closest
-
-
-# Fast path for BLEU alone
-
-
-def fast_bleu_counts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> BleuCounts:
-    """Return the counts of one tokenised hypothesis per picture against that picture's references.
-
-    Equal to those of `bleu_counts`, without an index of the references. Follows only those n-grams of the references
-    that the hypothesis has too: most words of a reference are not in the hypothesis, and few pairs of them are, so each
-    order looks at fewer positions than the one before.
-    """
-    if len(hypotheses) != len(references):
-        raise BadInput(f"{len(hypotheses)} hypotheses for {len(references)} pictures")
-    sizes = np.fromiter(map(len, references), np.int64, len(references))
-    if not sizes.all():
-        raise BadInput(f"picture {int(np.argmin(sizes))} has no references")
-    vocabulary = Vocabulary()
-    mine = flatten(hypotheses, vocabulary.words)
-    orders = list(vocabulary.learn(mine))
-    flat = flatten(list(chain.from_iterable(references)), dict(vocabulary.words))
-    caption, left = flat.caption(), flat.left()
-    picture = np.repeat(np.repeat(np.arange(len(sizes)), sizes), flat.lengths)
-    correct = np.zeros((len(hypotheses), ORDERS), np.int64)
-    at = np.flatnonzero(flat.words < len(vocabulary.words))
-    gram = flat.words[at]
-    for order, grams in enumerate(orders):
-        if order:
-            at, gram = at[left[at] > order], gram[left[at] > order]
-            last = flat.words[at + order]
-            gram = find(vocabulary.tables[order - 1], gram * len(vocabulary.words) + last)
-            known = (gram >= 0) & (last < len(vocabulary.words))
-            at, gram = at[known], gram[known]
-        matched, hit = _matched(grams, picture[at], gram, caption[at], len(hypotheses))
-        correct[:, order] = matched
-        at, gram = at[hit], gram[hit]
-    guesses = np.maximum(0, mine.lengths[:, None] - np.arange(ORDERS))
-    return BleuCounts(correct, guesses, mine.lengths, closest_lengths(mine.lengths, flat.lengths, sizes))
-
-
-def _matched(grams: NgramTable, picture: Ints, gram: Ints, caption: Ints, pictures: int) -> tuple[Ints, Ints]:
-    """Return each hypothesis's clipped matches of one order, and the indices of the reference n-grams that matched."""
-    bits = grams.kinds.bit_length()
-    mine, starts = runs(np.sort(grams.caption << bits | grams.gram))
-    counts = np.diff(starts, append=len(grams.gram))
-    place = np.minimum(np.searchsorted(mine, picture << bits | gram), max(0, len(mine) - 1))
-    hit = np.flatnonzero(mine[place] == picture << bits | gram) if len(mine) else place[:0]
-    # One entry per n-gram and reference, then the maximum over references.
-    shift = int(caption.max(initial=0)).bit_length()
-    entries, at = runs(np.sort(place[hit] << shift | caption[hit]))
-    most = np.zeros(len(mine), np.int64)
-    np.maximum.at(most, entries >> shift, np.diff(at, append=len(hit)))
-    matches = np.bincount(mine >> bits, weights=np.minimum(counts, most), minlength=pictures)
-    return matches.astype(np.int64), hit

@@ -60,7 +60,7 @@ class Confusion:
             predictions: The predicted class number of each sample.
 
         Raises:
-            BadInput: If their lengths differ, or a number is no class.
+            BadInput: If their lengths differ, or a number is not a class.
         """
         truth = class_numbers("labels", labels, self.classes)
         guess = class_numbers("predictions", predictions, self.classes)
@@ -165,7 +165,7 @@ class Confusion:
 
     def _not_empty(self) -> int:
         if not self.total:
-            raise BadInput("nothing was counted: there is no score of no samples")
+            raise BadInput("there is no score: no samples were added")
         return self.total
 
 
@@ -215,7 +215,7 @@ def _ratios(parts: Ints, wholes: Ints) -> list[float | None]:
 # Calibration: confidence against accuracy in bins of equal width, summed over batches.
 
 
-_TOLERANCE = 1e-3  # how far a sample's probabilities may sum from 1: float16 is no better
+_TOLERANCE = 1e-3  # allowed deviation of a sample's probability sum from 1: float16 is not more precise
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class Calibration:
             predictions: The predicted class number of each sample. None: the likeliest class.
 
         Raises:
-            BadInput: If the lengths differ, or the values are no probabilities or classes.
+            BadInput: If the lengths differ, or the values are not probabilities or classes.
         """
         given = probability_rows(probabilities)
         truth = class_numbers("labels", labels, given.shape[1])
@@ -304,7 +304,7 @@ class Calibration:
         """
         total = int(self.samples.sum())
         if not total:
-            raise BadInput("nothing was counted: there is no calibration of no samples")
+            raise BadInput("there is no calibration: no samples were added")
         return float(np.abs(self.confidence - self.right).sum() / total)
 
     def table(self) -> list[Bin]:

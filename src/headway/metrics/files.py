@@ -32,7 +32,7 @@ class EvalSet:
     pictures: list[PictureId]
     hypotheses: list[str]
     references: list[list[str]]
-    notes: list[str] = field(default_factory=list)  # what was excluded because an option allowed it
+    notes: list[str] = field(default_factory=list)  # samples excluded because an option allowed it
 
 
 def read_caption_files(
@@ -132,7 +132,7 @@ def _captions(entries: list[Any], path: Path, noun: str, problems: InputProblems
     """Yield every well-formed picture and caption; record the others in `problems`."""
     for number, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
-            problems.add(path, f"{noun} that are no objects", f"number {number} is {kind(entry)}")
+            problems.add(path, f"{noun} that are not objects", f"number {number} is {kind(entry)}")
             continue
         missing = [key for key in ("image_id", "caption") if key not in entry]
         if missing:
@@ -140,9 +140,11 @@ def _captions(entries: list[Any], path: Path, noun: str, problems: InputProblems
             continue
         picture, caption = entry["image_id"], entry["caption"]
         if isinstance(picture, bool) or not isinstance(picture, (int, str)):
-            problems.add(path, f"{noun} whose image_id is no whole number or text", f"number {number}: {kind(picture)}")
+            problems.add(
+                path, f"{noun} whose image_id is neither a whole number nor text", f"number {number}: {kind(picture)}"
+            )
         elif not isinstance(caption, str):
-            problems.add(path, f"{noun} whose caption is no text", f"picture {short(picture)}: {kind(caption)}")
+            problems.add(path, f"{noun} whose caption is not text", f"picture {short(picture)}: {kind(caption)}")
         else:
             yield picture, caption
 
@@ -219,7 +221,7 @@ def _objects(rows: object, path: Path) -> list[Row]:
     problems = InputProblems()
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            problems.add(path, "rows that are no objects", f"number {number} is {kind(row)}")
+            problems.add(path, "rows that are not objects", f"number {number} is {kind(row)}")
     problems.raise_if_any()
     return rows
 
@@ -292,7 +294,7 @@ def _column(row: Row, names: Sequence[str], what: str, path: Path, *, alone: boo
         if name in row:
             return name
     raise BadInput(
-        f"no column says what was {what}: there are {', '.join(map(str, row)) or 'none'}",
+        f"no column has the {what} class: the columns are {', '.join(map(str, row)) or 'none'}",
         where=str(path),
         fix=f"name it {' or '.join(map(repr, names))}",
     )
@@ -319,7 +321,7 @@ def _probabilities(
         try:
             found.append([float(value) for value in given or ()])
         except (TypeError, ValueError):
-            problems.add(path, "rows whose probabilities are no numbers", f"row {number}")
+            problems.add(path, "rows whose probabilities are not numbers", f"row {number}")
     for number, values in enumerate(found, 1):
         if len(values) != len(found[0]):
             problems.add(path, f"rows without {len(found[0])} probabilities like the first", f"row {number}")
@@ -361,8 +363,8 @@ def score_captions(
         The scores, `pictures`, `references` and `notes`, and with `per_image` the scores of each picture under its id.
 
     Raises:
-        BadInput: With all problems of both files: two results for a picture, duplicate ids, wrong types, and what is
-            not allowed.
+        BadInput: With all problems of both files: two results for a picture, duplicate ids, wrong types, and anything
+            that the options do not allow.
 
     Example:
         >>> import json
@@ -381,7 +383,7 @@ def score_captions(
     scorer = CaptionScorer(pair.references, tokenized=tokenized)
     scores = scorer.measure(pair.hypotheses)
     corpus, each, notes = scores.corpus(), scores.each(), pair.notes
-    if meteor and (reason := meteor_jar.why_not()):
+    if meteor and (reason := meteor_jar.unavailable_reason()):
         notes = [*notes, f"meteor is left out: {reason}"]
     elif meteor:
         corpus["meteor"], each["meteor"] = meteor_jar.meteor(scorer.tokens(pair.hypotheses), scorer.groups)
@@ -511,7 +513,7 @@ def score_translation(
     """
     paths = [references] if isinstance(references, (str, Path)) else list(references)
     if not paths:
-        raise BadInput("there is no file of references")
+        raise BadInput("no file of references was given")
     mine, theirs = _lines(Path(hypotheses)), [_lines(Path(path)) for path in paths]
     problems, fix = InputProblems(), "--allow-empty scores them as they are"
     for path, lines in zip(paths, theirs, strict=True):
@@ -542,7 +544,7 @@ def _integer_columns(pairs: Predictions, predictions: Path, labels: Path) -> tup
         for number, value in enumerate(values, 1):
             whole = _to_integer(value)
             if whole is None:
-                problems.add(path, f"{what} that are no whole numbers", f"row {number}: {value}")
+                problems.add(path, f"{what} that are not whole numbers", f"row {number}: {value}")
             else:
                 column.append(whole)
         columns.append(column)
@@ -558,7 +560,7 @@ def _to_integer(value: object) -> int | None:
     return int(number) if abs(number) < _HUGE and number == int(number) else None
 
 
-_HUGE = 1e9  # no grade or class is as high; a matrix of this size would not fit in memory
+_HUGE = 1e9  # a higher grade or class is a mistake: a matrix of this size would not fit in memory
 
 
 def _numbered(count: int, seen: Sequence[int]) -> list[int]:

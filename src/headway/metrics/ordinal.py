@@ -59,7 +59,7 @@ class OrdinalScores:
             probabilities: samples × grades, for calibration and the earth mover's distance.
 
         Raises:
-            BadInput: If lengths differ, or a value is no grade or no probability.
+            BadInput: If lengths differ, or a value is not a grade or not a probability.
         """
         truth, guess = self._numbers("labels", labels), self._numbers("predictions", predictions)
         if probabilities is None:
@@ -150,7 +150,7 @@ class OrdinalScores:
         if values.size and values.dtype.kind in "iuf":
             outside = values[~np.isin(values, self.grades)]
             if outside.size:
-                raise BadInput(f"{what}: {outside.flat[0]} is no grade from {self.grades[0]} to {self.grades[-1]}")
+                raise BadInput(f"{what}: {outside.flat[0]} is not a grade from {self.grades[0]} to {self.grades[-1]}")
             values = values - self.grades[0]
         return class_numbers(what, values, len(self.grades))
 
@@ -185,7 +185,7 @@ def score(
     if grades is None:
         seen = np.concatenate([np.ravel(np.asarray(labels)), np.ravel(np.asarray(predictions))])
         if not seen.size or seen.dtype.kind not in "iuf" or not np.isfinite(seen).all():
-            raise BadInput("there are no grades to score, or some are no numbers")
+            raise BadInput("there are no grades to score, or some are not numbers")
         grades = range(int(seen.min()), int(seen.max()) + 1)
     scores = OrdinalScores(grades)
     scores.add(labels, predictions, probabilities)

@@ -222,7 +222,7 @@ def _draws(samples: int, resamples: int, seed: int) -> Iterator[Floats]:
 
 def _percentiles(value: float, drawn: Floats, level: float) -> Interval:
     if not 0 < level < 1:
-        raise BadInput(f"the level of an interval lies between 0 and 1, not at {level}", fix="0.95")
+        raise BadInput(f"the level of an interval must be between 0 and 1, not {level}", fix="0.95")
     defined = drawn[~np.isnan(drawn)]
     if not len(defined):
         raise BadInput("the score is undefined in every resample")
@@ -232,7 +232,7 @@ def _percentiles(value: float, drawn: Floats, level: float) -> Interval:
 
 def _checked(samples: int) -> int:
     if samples < 1:
-        raise BadInput("there are no samples to draw from")
+        raise BadInput("there are no samples to resample")
     return samples
 
 
@@ -307,9 +307,9 @@ def parse_json(text: str, path: Path) -> Any:
     except json.JSONDecodeError as error:
         raise BadInput(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}:{error.colno}") from None
     except RecursionError:
-        raise BadInput("not JSON that can be read: nested too deeply", where=str(path)) from None
+        raise BadInput("not readable JSON: nested too deeply", where=str(path)) from None
     except ValueError as error:  # Python rejects integers of more than 4,300 digits
-        raise BadInput(f"not JSON that can be read: {error}", where=str(path)) from None
+        raise BadInput(f"not readable JSON: {error}", where=str(path)) from None
 
 
 Record = dict[str, Any]
@@ -364,7 +364,7 @@ def statistic(record: Mapping[str, Any]) -> Statistic:
 def _sample_kind(record: Mapping[str, Any]) -> str:
     kind = record.get("kind")
     if kind not in ("mean", "kappa", "bleu"):
-        raise BadInput(f"this Headway does not know metrics of the kind {kind!r}", fix="evaluate the run again")
+        raise BadInput(f"this version of Headway does not know the metric kind {kind!r}", fix="evaluate the run again")
     return str(kind)
 
 

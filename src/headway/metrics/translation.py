@@ -34,7 +34,7 @@ def score(
         bleu and chrf with their signatures, and precisions, brevity_penalty, length_ratio, sentences and references.
 
     Raises:
-        BadInput: If there are no sentences, their numbers differ, or there is no such tokenizer.
+        BadInput: If there are no sentences, their numbers differ, or sacrebleu has no such tokenizer.
         MissingExtra: If sacrebleu is not installed.
 
     Example:
@@ -110,7 +110,7 @@ def translation_counts(
         One row per sentence.
 
     Raises:
-        BadInput: If there are no sentences, their numbers differ, or there is no such tokenizer.
+        BadInput: If there are no sentences, their numbers differ, or sacrebleu has no such tokenizer.
         MissingExtra: If sacrebleu is not installed.
 
     Example:
@@ -163,5 +163,5 @@ def _metrics() -> Any:
     try:
         from sacrebleu import metrics
     except ImportError:
-        raise MissingExtra("translation", needed_for="scoring translations", lacking="sacrebleu") from None
+        raise MissingExtra("translation", needed_for="scoring translations", package="sacrebleu") from None
     return metrics

@@ -1,1 +1,1 @@
-"""What is sent to a target: code archive, Headway's own wheel, and a container image from one readable Dockerfile."""
+"""Package what a target runs: a code archive, Headway's own wheel, and a container image from one Dockerfile."""

@@ -1,44 +1,37 @@
 """Package the code that is sent: a content-named archive of the user's files, and Headway's own wheel. Runs no code.
 
-A recipe needs no user code, so only its requirements are sent. For a script, its whole folder is sent, except for what
-`.gitignore` and `.headwayignore` name, and never version control, environments, outputs or anything that looks like
-a secret.
+A recipe needs no user code, so only its requirements are sent. For a project, `selection` chooses the files.
 """
 
 from __future__ import annotations
 
 import base64
-import fnmatch
 import gzip
 import hashlib
 import io
+import json
 import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from headway._version import __version__
 from headway.core.errors import BadInput, BadPlan
 from headway.core.platform import state_dir
+from headway.core.program import entry_files
+from headway.packaging.dependencies import find
+from headway.packaging.requirements import files_present
+from headway.packaging.secret_gate import check_wheel, files_of_secrets, refuse, scan_files
+from headway.packaging.selection import LeftOut, Selection, select_files
+from headway.spec import dump
 from headway.storage import open_store
 
 if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
-
     from headway.spec import Job
-
-
-ALWAYS_IGNORED = (".git", ".hg", ".svn", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache",
-         ".ruff_cache", ".ipynb_checkpoints", ".DS_Store", ".idea", ".tox", "*.pyc", "*.egg-info")  # fmt: skip
-SECRET_PATTERNS = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
-                   ".netrc", ".aws", ".ssh", ".kube", ".pypirc", ".npmrc", "kaggle.json", "credentials.json",
-                   "application_default_credentials.json", "*service-account*.json",
-                   "*service_account*.json")  # fmt: skip
-IGNORE_FILES = (".gitignore", ".headwayignore")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +41,8 @@ class Package:
     sha256: str
     path: Path
     files: tuple[tuple[str, int], ...]
-    secrets: tuple[str, ...]  # left out because they look like secrets; the plan lists them
+    secrets: tuple[str, ...]  # left out because they are or look like secrets; the plan lists them
+    left_out: tuple[LeftOut, ...] = ()  # data, weights and outputs in the project's folder; the plan names them
 
     @property
     def bytes(self) -> int:
@@ -63,34 +57,62 @@ def archive_path(sha256: str) -> Path:
     return state_dir() / "code" / f"{sha256}.tar.gz"
 
 
-def package(job: Job) -> Package:
-    """Pack the job's code into this machine's cache. Writes nothing if that content is there already."""
+def package(job: Job, *, in_place: bool = False) -> Package:
+    """Pack the job's code into this machine's cache. Writes nothing if that content is there already.
+
+    Args:
+        job: The job.
+        in_place: The run will use the project's folder on this machine. A file with a credential is then not recorded
+            with the code, instead of being refused, unless the program itself consists of it.
+
+    Raises:
+        BadJob: For files with credentials in them, with file and line.
+        BadInput: For a file that cannot be read, or a link out of the folder.
+    """
     root = Path(job.root).resolve()
-    secrets: list[str] = []
-    chosen = set(_walk(root, _output_dirs(job, root), secrets)) if job.script else set()
-    if job.requirements:  # a recipe's too: wherever it runs, they are installed first
-        chosen.add(Path(job.requirements).as_posix())
-    tar, files = _pack(root, sorted(chosen))
+    program = sorted(_program_files(job, root))
+    chosen = Selection(sent=program)  # a recipe's requirements are installed first, too
+    if job.recipe is None or job.image.dockerfile:  # a Dockerfile may copy any file of the project
+        chosen = select_files(root, _output_dirs(job, root), program, _files_in_arguments(job))
+    bodies, secrets = _pass_gate(job, root, chosen, program if in_place else None)
+    tar = _pack(root, bodies)
     sha256 = hashlib.sha256(tar).hexdigest()
     path = archive_path(sha256)
     if not path.exists():
         open_store(str(path.parent)).write(path.name, gzip.compress(tar, compresslevel=6, mtime=0))
-    return Package(sha256=sha256, path=path, files=files, secrets=tuple(secrets))
+    files = tuple((name, len(body)) for name, body in bodies.items())
+    return Package(sha256=sha256, path=path, files=files, secrets=secrets, left_out=chosen.left_out)
+
+
+def _pass_gate(
+    job: Job, root: Path, chosen: Selection, recorded: list[str] | None
+) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Read the chosen files and leave out secrets; return the rest, and what was left out.
+
+    `recorded` are the files that even a run in place must record; None refuses every file with a credential.
+    """
+    given = files_of_secrets(job, root) - chosen.allowed
+    bodies = {name: _read(root, name) for name in chosen.sent if name not in given}
+    found = scan_files(bodies.items(), chosen.allowed)
+    refuse([one for one in found if recorded is None or one.name in recorded])
+    for one in found:
+        del bodies[one.name]
+    return bodies, (*(name for name in chosen.secrets if name not in given), *map(str, found))
 
 
 def unpack(archive: Path, sha256: str, to: Path) -> None:
-    """Unpack the archive below `to`, after checking that it is the one that was planned."""
+    """Unpack the archive below `to`, after checking that its hash is the plan's."""
     try:
         tar = gzip.decompress(archive.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         raise BadPlan(f"the code archive cannot be read: {error}", where=str(archive), fix="headway plan") from None
     if hashlib.sha256(tar).hexdigest() != sha256:
-        raise BadPlan("the code archive is not the one that was planned", where=str(archive), fix="headway plan")
+        raise BadPlan("the code archive differs from the one in the plan", where=str(archive), fix="headway plan")
     to.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(tar)) as members:
         for member in members:
             if not member.isreg() or member.name.startswith("/") or ".." in Path(member.name).parts:
-                raise BadPlan(f"the code archive holds {member.name!r}", where=str(archive), fix="headway plan")
+                raise BadPlan(f"unsafe path in code archive: {member.name!r}", where=str(archive), fix="headway plan")
             target = to / member.name
             target.parent.mkdir(parents=True, exist_ok=True)
             body = members.extractfile(member)
@@ -104,72 +126,41 @@ def _output_dirs(job: Job, root: Path) -> set[Path]:
     return {state_dir().resolve(), *([] if "://" in job.outputs else [(root / job.outputs).resolve()])}
 
 
-def _walk(root: Path, output_dirs: set[Path], secrets: list[str]) -> Iterator[str]:
-    """Yield the relative names of the files to send. Ignore files apply to their folder and below, as in git."""
-    specs: dict[Path, GitIgnoreSpec] = {}
-    for folder, names, files in os.walk(root):
-        relative = Path(folder)
-        spec = _ignore_spec(relative, files)
-        if spec is not None:
-            specs[relative] = spec
-        names[:] = sorted(name for name in names if relative / name not in output_dirs)
-        names[:] = [name for name in names if _is_included(relative / name, root, specs, secrets, folder=True)]
-        for name in sorted(files):
-            if _is_included(relative / name, root, specs, secrets, folder=False):
-                yield (relative / name).relative_to(root).as_posix()
+def _program_files(job: Job, root: Path) -> set[str]:
+    """Return the files that the job names as its program, its requirements and its Dockerfile."""
+    needed = find(job)
+    named = [*entry_files(dump(job)), job.image.dockerfile or "", needed.source]
+    entries = {PurePosixPath(name).as_posix() for name in named if name and (root / name).is_file()}
+    if not job.requirements:
+        return entries
+    included = {file.as_posix() for file in files_present(root, job.requirements)}
+    return {*entries, *included, Path(job.requirements).as_posix()}
 
 
-def _ignore_spec(folder: Path, files: list[str]) -> GitIgnoreSpec | None:
-    lines = [line for name in IGNORE_FILES if name in files for line in (folder / name).read_text().splitlines()]
-    if not lines:
-        return None
-    from pathspec import GitIgnoreSpec
-
-    return GitIgnoreSpec.from_lines(lines)
+def _files_in_arguments(job: Job) -> set[str]:
+    words = [word for text in (*job.command, *job.args) for word in (text, text.partition("=")[2])]
+    return {os.path.normpath(word) for word in words if word}
 
 
-def _is_included(path: Path, root: Path, specs: dict[Path, GitIgnoreSpec], secrets: list[str], *, folder: bool) -> bool:
-    name = path.name
-    if any(fnmatch.fnmatch(name, pattern) for pattern in ALWAYS_IGNORED):
-        return False
-    for base, spec in specs.items():
-        if path.is_relative_to(base) and spec.match_file(path.relative_to(base).as_posix() + "/" * folder):
-            return False
-    if any(fnmatch.fnmatch(name, pattern) for pattern in SECRET_PATTERNS):
-        secrets.append(path.relative_to(root).as_posix())
-        return False
-    return folder or _inside(path, root)
+def _read(root: Path, name: str) -> bytes:
+    try:
+        return (root / name).read_bytes()
+    except OSError as error:
+        raise BadInput(
+            f"cannot read {name}: {error.strerror}", where=str(root), fix=f"echo {name} >> .headwayignore"
+        ) from None
 
 
-def _inside(path: Path, root: Path) -> bool:
-    if path.is_symlink():
-        target = path.resolve()
-        if not target.is_relative_to(root) or not target.is_file():
-            raise BadInput(
-                f"{path.relative_to(root)} is a link to {target}, which would not be there",
-                where=str(root),
-                fix=f"echo {path.relative_to(root).as_posix()} >> .headwayignore, or copy the file",
-            )
-    return path.is_file()  # not sockets or pipes
-
-
-def _pack(root: Path, names: list[str]) -> tuple[bytes, tuple[tuple[str, int], ...]]:
+def _pack(root: Path, bodies: Mapping[str, bytes]) -> bytes:
     """Make an uncompressed tar that does not depend on owners, times or directory order."""
-    buffer, files = io.BytesIO(), []
+    buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in names:
-            try:
-                body = (root / name).read_bytes()
-            except OSError as error:
-                raise BadInput(
-                    f"cannot read {name}: {error.strerror}", where=str(root), fix=f"echo {name} >> .headwayignore"
-                ) from None
+        for name, body in bodies.items():
             member = tarfile.TarInfo(name)
             member.size = len(body)
             member.mode = 0o755 if os.access(root / name, os.X_OK) else 0o644
             tar.addfile(member, io.BytesIO(body))
-            files.append((name, len(body)))
-    return buffer.getvalue(), tuple(files)
+    return buffer.getvalue()
 
 
 # Headway's own wheel, made from the installed package, so that every target runs the Headway that made the plan.
@@ -185,7 +176,24 @@ def wheel_path(name: str) -> Path:
 
 def build_wheel() -> tuple[str, str]:
     """Return the wheel's file name, which carries a hash of its content, and its sha256. Built once per content."""
-    sources = _sources()
+    package = Path(__file__).parents[1]
+    files = _package_files(str(package))
+    known = wheel_path(f"{_fingerprint(files)}.json")
+    try:
+        name, sha256 = json.loads(known.read_text())
+        if wheel_path(name).exists():
+            return name, sha256
+    except (OSError, ValueError):
+        pass  # not made yet, or damaged
+    name, sha256 = _make_wheel(package, files)
+    open_store(str(known.parent)).write(known.name, json.dumps([name, sha256]).encode())
+    return name, sha256
+
+
+def _make_wheel(package: Path, files: list[os.DirEntry[str]]) -> tuple[str, str]:
+    sources = sorted(
+        (Path(file.path).relative_to(package.parent).as_posix(), Path(file.path).read_bytes()) for file in files
+    )
     digest = hashlib.sha256()
     for name, body in sources:
         digest.update(f"{name}\0{len(body)}\0".encode() + body)
@@ -193,14 +201,25 @@ def build_wheel() -> tuple[str, str]:
     name = f"headway-{__version__}-0{digest.hexdigest()[:12]}-py3-none-any.whl"
     path = wheel_path(name)
     if not path.exists():
+        check_wheel(sources, Path(__file__).parents[2])
         open_store(str(path.parent)).write(name, _zip(sources))
     return name, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _sources() -> list[tuple[str, bytes]]:
-    package = Path(__file__).parents[1]
-    found = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return sorted((path.relative_to(package.parent).as_posix(), path.read_bytes()) for path in found)
+def _package_files(folder: str) -> list[os.DirEntry[str]]:
+    found = []
+    for entry in os.scandir(folder):
+        if entry.is_dir() and entry.name != "__pycache__":
+            found += _package_files(entry.path)
+        elif entry.is_file():
+            found.append(entry)
+    return found
+
+
+def _fingerprint(files: list[os.DirEntry[str]]) -> str:
+    """Fingerprint the installed package by paths, sizes and times, which takes a tenth of the time of reading it."""
+    stats = sorted((file.path, *map(str, (file.stat().st_size, file.stat().st_mtime_ns))) for file in files)
+    return hashlib.sha256("\0".join(word for row in stats for word in row).encode()).hexdigest()[:16]
 
 
 def _zip(sources: list[tuple[str, bytes]]) -> bytes:

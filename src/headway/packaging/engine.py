@@ -9,19 +9,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from headway.core.errors import TargetError
+from headway.core import command
+from headway.core.command import CommandError, ErrorRule, launch_errors, match_rule
 
 COMMAND_TIMEOUT_S = 120.0  # a daemon that has not answered by then is stuck; builds and pulls have no limit
 _LAST_LINES = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class EngineError(TargetError):
+class EngineError(CommandError):
     """The daemon or its command failed. `output` is its output."""
-
-    def __init__(self, what: str, *, output: str = "", where: str = "", fix: str = "") -> None:
-        super().__init__(what, where=where, fix=fix)
-        self.output = output
 
 
 class NotInstalled(EngineError):
@@ -29,11 +26,11 @@ class NotInstalled(EngineError):
 
 
 class Unreachable(EngineError):
-    """The command is installed but no daemon answers."""
+    """The command is installed, but no daemon responds."""
 
 
 class CommandTimeout(Unreachable):
-    """The daemon has not answered in time."""
+    """The daemon did not respond in time."""
 
 
 class NotFound(EngineError):
@@ -41,7 +38,7 @@ class NotFound(EngineError):
 
 
 class AlreadyExists(EngineError):
-    """The name is taken."""
+    """The name is already in use."""
 
 
 class Engine(Protocol):
@@ -52,74 +49,68 @@ class Engine(Protocol):
 
 def run(argv: Sequence[str], *, within_s: float | None = COMMAND_TIMEOUT_S) -> str:
     """Run a command. With `within_s=None` there is no time limit, and the command's own progress is shown."""
-    try:
-        if within_s is None:
+    if within_s is None:
+        with launch_errors(argv[0], not_installed):
             return _run_streaming(argv)
-        process = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=within_s
-        )
-    except FileNotFoundError:
-        raise not_installed(argv[0]) from None
-    except PermissionError:
-        raise NotInstalled(f"{argv[0]} cannot be run by this user", fix=f"ls -l {argv[0]}") from None
-    except subprocess.TimeoutExpired:
-        what = f"`{_display_command(argv)}` has not been answered for {within_s:.0f} s"
-        raise CommandTimeout(what, fix="sudo systemctl restart docker") from None
-    if process.returncode:
-        raise engine_error(argv, process.stderr or process.stdout)
-    return process.stdout
+    late = f"`{_display_command(argv)}` did not finish within {within_s:.0f} s"
+    return command.run(
+        argv,
+        within_s=within_s,
+        not_installed=not_installed,
+        timed_out=lambda: CommandTimeout(late, fix="sudo systemctl restart docker"),
+        failed=engine_error,
+    )
 
 
-def not_installed(command: str) -> NotInstalled:
-    name = command.rpartition("/")[2]
+def not_installed(program: str) -> NotInstalled:
+    name = program.rpartition("/")[2]
     package = {"docker": "docker.io", "podman": "podman"}.get(name)
-    fix = f"sudo apt-get install {package}" if package else "mend `command` in the target's entry: docker or podman"
-    return NotInstalled(f"{command} is not installed", fix=fix)
+    fix = f"sudo apt-get install {package}" if package else "fix `command` in the target's entry: docker or podman"
+    return NotInstalled(f"{program} is not installed", fix=fix)
 
 
 def engine_error(argv: Sequence[str], output: str) -> EngineError:
     """Map a failed command's output to an error that says what to type."""
     output = _COLOUR.sub("", output).strip()
-    for pattern, kind, what, fix in _ERROR_RULES:
-        match = re.search(pattern, output, re.IGNORECASE)
-        if match:
-            return kind(what.format(*match.groups(), command=argv[0]), output=output, fix=fix)
-    what = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "it gave no reason")
+    known = match_rule(_ERROR_RULES, output, command=argv[0])
+    if known is not None:
+        return known
+    what = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "no reason given")
     return EngineError(f"`{_display_command(argv)}` failed: {_strip_colour(what)}", output=output)
 
 
-# (pattern, error class, what happened, fix). The first match counts.
-_ERROR_RULES: tuple[tuple[str, type[EngineError], str, str], ...] = (
+# The first match counts.
+_ERROR_RULES: tuple[ErrorRule[EngineError], ...] = (
     (
         r"permission denied while trying to connect|dial unix \S+: connect: permission denied",
         Unreachable,
-        "this user may not talk to the Docker daemon",
+        "this user has no permission to use the Docker daemon",
         'sudo usermod -aG docker "$USER", then log out and in again',
     ),
     (
         r"cannot connect to the docker daemon at (\S+?)\.? ",
         Unreachable,
-        "no Docker daemon answers at {0}",
+        "no Docker daemon responds at {0}",
         "sudo systemctl start docker",
     ),
     (
         r"cannot connect to the docker daemon|error during connect|connection refused|cannot connect to podman",
         Unreachable,
-        "the daemon behind `{command}` does not answer",
+        "the daemon of `{command}` does not respond",
         "sudo systemctl start docker",
     ),
-    (r"no such (container|network|image|object|volume)", NotFound, "there is no such {0}", ""),
-    (r"(network|container) \S+ not found|no (container) with name", NotFound, "it is not there", ""),
+    (r"no such (container|network|image|object|volume)", NotFound, "that {0} does not exist", ""),
+    (r"(network|container) \S+ not found|no (container) with name", NotFound, "it does not exist", ""),
     (
         r"(?:container )?name \S+ is already in use|network with name \S+ already exists|network (?:name )?\S+ already",
         AlreadyExists,
-        "something else has that name already",
+        "the name is already in use",
         "headway ps",
     ),
     (
         r"no space left on device",
         EngineError,
-        "no space left where Docker keeps its images",
+        "no space left on the disk where Docker stores its images",
         "docker system df, then docker system prune",
     ),
     (
@@ -131,31 +122,31 @@ _ERROR_RULES: tuple[tuple[str, type[EngineError], str, str], ...] = (
     (
         r"pull access denied for ([^\s,]+)|manifest for (\S+) not found|(manifest unknown)",
         EngineError,
-        "the image is neither here nor where its name says",
-        "mend image.base or image.uri; log in first if it is private: docker login HOST",
+        "the image is neither on this machine nor in its registry",
+        "fix image.base or image.uri; log in first if it is private: docker login HOST",
     ),
     (
         r"(unauthorized|denied: |no basic auth credentials|authentication required)",
         EngineError,
-        "the registry wants to know who you are",
+        "the registry requires a login",
         "docker login HOST; for Google's: gcloud auth configure-docker LOCATION-docker.pkg.dev",
     ),
     (
         r"could not find an available.* address pool|no available network|all predefined address pools",
         EngineError,
-        "there is no room for another network",
+        "Docker has no free address range for another network",
         "docker network prune",
     ),
     (
         r"invalid mount config for type \"bind\": bind source path does not exist: (.+)",
         EngineError,
-        "there is no {0} on this machine",
+        "{0} does not exist on this machine",
         "fix the path in the job file",
     ),
     (
         r"exec: \"?([^\"\s]+)\"?: (?:executable file not found|stat)",
         EngineError,
-        "there is no {0} in the image",
+        "{0} does not exist in the image",
         "name the interpreter inside the image: python: … in the target's entry",
     ),
 )

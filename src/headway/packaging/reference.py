@@ -41,11 +41,11 @@ def _repository_problem(text: str, name: str) -> Problem | None:
         return _artifact_registry_problem(text, name)
     bare = re.sub(rf"(?::{_TAG})?(?:@{_DIGEST})?$", "", text) if "/" in text else text
     if bare != text and _REFERENCE.fullmatch(bare):
-        return _problem(f"'{text}' has a tag or digest, and Headway gives it one by content", f"repository: {bare}")
+        return _problem(f"'{text}' has a tag or digest, but Headway adds its own tag", f"repository: {bare}")
     if not _REFERENCE.fullmatch(text):
         return _problem(f"'{text[:100]}' cannot name an image", _suggestion(text) or f"repository: {ARTIFACT_REGISTRY}")
     if "/" not in text:
-        return _problem(f"'{text}' does not say which registry it is in", f"repository: {ARTIFACT_REGISTRY}")
+        return _problem(f"'{text}' does not name a registry", f"repository: {ARTIFACT_REGISTRY}")
     return _too_long(text)
 
 
@@ -66,10 +66,10 @@ def _artifact_registry_problem(text: str, name: str) -> Problem | None:
         if not pattern.fullmatch(part):
             return _problem(f"'{part}' in '{text}' is not {meaning}", expected)
     if re.search(r"[:@]", image[-1]):
-        return _problem(f"'{text}' has a tag or digest, and Headway gives it one by content", expected)
+        return _problem(f"'{text}' has a tag or digest, but Headway adds its own tag", expected)
     if not _REFERENCE.fullmatch(text):
         return _problem(
-            f"'{'/'.join(image)}' in '{text}' is not an image's name: lower case letters and digits", expected
+            f"'{'/'.join(image)}' in '{text}' is not a valid image name: lower case letters and digits", expected
         )
     return _too_long(text)
 
@@ -83,7 +83,7 @@ def _problem(what: str, fix: str) -> Problem:
 
 
 def _suggestion(text: str) -> str:
-    """Guess what was meant: without scheme or trailing slash, in lower case."""
+    """Guess the intended reference: without scheme or trailing slash, in lower case."""
     guess = re.sub(r"^[a-z]+://", "", text.strip()).rstrip("/")
     guess = guess if _REFERENCE.fullmatch(guess) else guess.lower()
     return guess if guess != text and _REFERENCE.fullmatch(guess) else ""

@@ -20,7 +20,7 @@ _SCHEMES = {"gs": "gcp", "gcp-sm": "gcp", "s3": "aws", "aws-sm": "aws", "az": "a
 def extras(job: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the pip extras of Headway that a job needs where it trains.
 
-    A script with its own requirements lists what it trains with; one without gets torch.
+    A project with requirements, a pyproject.toml or a setup.py lists what it trains with; one without gets torch.
     """
     data = job.get("data", {})
     sources = [str(source["source"]) for part in ("train", "val", "test") for source in data.get(part, ())]
@@ -33,7 +33,7 @@ def extras(job: Mapping[str, Any]) -> tuple[str, ...]:
         names |= {"train", *_recipe_extras(str(job["recipe"]))}
         names |= {"data"} if any(not source.startswith("builtin:") for source in sources) else set()
         names |= {"efficientnet"} if "efficientnet_lite0" in job.get("config", {}).values() else set()
-    elif not job.get("requirements"):
+    elif not job.get("requirements") and not (job.get("dependencies") or {}).get("source"):
         names |= {"train"}
     return tuple(sorted(names - {""}))
 
@@ -47,7 +47,7 @@ def _recipe_extras(name: str) -> tuple[str, ...]:
 def wheel_requirements(wheel: Path, extra_names: Iterable[str]) -> str:
     """Render a requirements file with the wheel's dependencies, for itself and for the wanted extras."""
     extra_names = set(extra_names)
-    lines = [f"# What Headway itself needs{', for ' + ', '.join(sorted(extra_names)) if extra_names else ''}."]
+    lines = [f"# Requirements of Headway itself{', for ' + ', '.join(sorted(extra_names)) if extra_names else ''}."]
     for line in _metadata(wheel):
         requirement, _, marker = line.partition(";")
         extra = _EXTRA.search(marker)
@@ -59,14 +59,19 @@ def wheel_requirements(wheel: Path, extra_names: Iterable[str]) -> str:
 
 
 def problems(root: Path, name: str) -> list[Problem]:
-    """Return what would fail in an image, or be a mistake there. An unreadable file is a problem too."""
+    """Return the lines that would fail in an image, or be a mistake there. An unreadable file is a problem too."""
     found: list[Problem] = []
     for file in _collect_nested(root, PurePosixPath(name), found):
         for number, line in enumerate(_lines(root / file), start=1):
-            problem = _line_problem(line, f"{file}:{number}")
+            problem = line_problem(line, f"{file}:{number}")
             if problem is not None:
                 found.append(problem)
     return found
+
+
+def files_present(root: Path, name: str) -> list[PurePosixPath]:
+    """Return the file and those it includes, relative to `root`, without those that are missing or outside it."""
+    return list(_collect_nested(root, PurePosixPath(name), []))
 
 
 def files(root: Path, name: str) -> list[PurePosixPath]:
@@ -78,19 +83,20 @@ def files(root: Path, name: str) -> list[PurePosixPath]:
     return listed
 
 
-def _line_problem(line: str, where: str) -> Problem | None:
+def line_problem(line: str, where: str) -> Problem | None:
+    """Return why a requirement would fail in an image, or be a mistake there; None if it is good."""
     option = _OPTION.match(line)
     if _PASSWORD.search(line):
-        what = "a password in a requirements file would be in the image, for everybody who can pull it"
+        what = "everyone who can pull the image could read a password in a requirements file"
         return Problem(
-            what=what, where=where, fix="export PIP_INDEX_URL=… instead: it is used, and left out of the image"
+            what=what, where=where, fix="export PIP_INDEX_URL=… instead: pip uses it, and the image does not contain it"
         )
     if _HEADWAY_NAME.match(line):
-        what = "Headway is installed from its own wheel: an index may hold another project of that name"
+        what = "Headway is installed from its own wheel: an index may contain another project with that name"
         return Problem(what=what, where=where, fix="remove the line")
     if (option and option[1] in ("-e", "--editable")) or line.startswith((".", "/", "file:")) or " @ file:" in line:
-        what = "a package of this machine's disk is not there when the image is built"
-        return Problem(what=what, where=where, fix="list what it needs instead: the code itself is sent")
+        what = "a package on this machine's disk is not available when the image is built"
+        return Problem(what=what, where=where, fix="list its requirements instead: the code itself is uploaded")
     return None
 
 
@@ -103,9 +109,9 @@ def _collect_nested(root: Path, name: PurePosixPath, found: list[Problem]) -> It
             continue
         seen.add(file)
         if ".." in file.parts or file.is_absolute() or not (root / file).is_file():
-            what = "leads out of the job's folder" if ".." in file.parts or file.is_absolute() else "is not there"
+            what = "is outside the job's folder" if ".." in file.parts or file.is_absolute() else "is not there"
             found.append(
-                Problem(what=f"{file} {what}", where="requirements", fix="mend it, or put its lines into one file")
+                Problem(what=f"{file} {what}", where="requirements", fix="fix the path, or put its lines into one file")
             )
             continue
         yield file
@@ -116,7 +122,7 @@ def _collect_nested(root: Path, name: PurePosixPath, found: list[Problem]) -> It
 
 
 def _relative_path(folder: PurePosixPath, name: str) -> PurePosixPath:
-    """Normalize the path of an included file: if it still begins with `..`, it leads out of the folder."""
+    """Normalize the path of an included file: if it still begins with `..`, it is outside the folder."""
     parts: list[str] = []
     for part in (folder / name).parts:
         if part == ".." and parts and parts[-1] != "..":

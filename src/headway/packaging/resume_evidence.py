@@ -1,4 +1,4 @@
-"""Determine statically whether a script can resume from what it saved, from the sources that are sent. Runs nothing."""
+"""Determine statically, from the uploaded sources, whether a script can resume from its saved files. Runs nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headway.core.plan import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN
+from headway.core.plan import BEGINNING, BY_FRAMEWORK, BY_SCRIPT, EXACT, KERAS, LIGHTNING, TRANSFORMERS, UNKNOWN
+from headway.core.program import entry_files, program_words
 from headway.packaging.code import archive_path
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 MAX_SOURCE_BYTES = 1 << 20  # bytes; anything longer is data
-SOURCES = (".py", ".sh", ".bash", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", "")
+SOURCES = (".py", ".sh", ".bash", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".ipynb", "")
 
 # Names and short strings found only in programs that load earlier state. Taken from PyTorch, Lightning, Transformers,
 # Accelerate, DeepSpeed, Keras, TensorFlow, Flax, Orbax, fairseq, and common habits.
@@ -39,8 +40,18 @@ _SAVE_LOAD_PAIRS = (
     ("dill.dump", "dill.load"),
     ("np.save", "np.load"),
     ("numpy.save", "numpy.load"),
+    ("np.savez", "np.load"),
+    ("np.savez_compressed", "np.load"),
+    ("serialization.to_bytes", "serialization.from_bytes"),  # Flax
+    ("tree_serialise_leaves", "tree_deserialise_leaves"),  # Equinox
     ("save_file", "load_file"),
     ("torch.save", "jit.load"),
+)
+# Frameworks with an integration: the packages that a program imports, and the last part of a name that it then uses.
+_FRAMEWORKS = (
+    (TRANSFORMERS, ("transformers", "trl"), re.compile(r"Trainer$")),
+    (LIGHTNING, ("lightning", "pytorch_lightning"), re.compile(r"^(Trainer|LightningCLI)$")),
+    (KERAS, ("keras", "tensorflow"), re.compile(r"^fit$")),
 )
 # A program that starts others, or imports modules by string, may use any source that is sent.
 _DYNAMIC = {"importlib", "runpy", "subprocess", "hydra", "exec", "execv", "execvp", "Popen", "__import__", "system"}
@@ -56,21 +67,51 @@ class _Source:
     starts_headway: bool = False
 
 
-def resume_kind(script: str, args: Sequence[str], sources: Mapping[str, str]) -> str:
-    """Determine how a script resumes: `exact`, by the `script`, or from the `beginning`. Pure.
+def resume_kind(
+    script: str, args: Sequence[str], sources: Mapping[str, str], frameworks: Sequence[str] = BY_FRAMEWORK
+) -> str:
+    """Determine how a script resumes: `exact`, by its framework, by the `script`, or from the `beginning`. Pure.
 
     Args:
         script: its path among the sources.
         args: its arguments; `--resume` among them counts.
         sources: text by path of everything readable that is sent. Only those that the script imports or names are
             searched; all of them if it starts other programs, or is not Python.
+        frameworks: those whose integration is on.
     """
     parsed = {path: _parse(path, text) for path, text in sources.items()}
     used = [parsed[path] for path in _reachable(script, args, parsed)]
     if any(source.starts_headway for source in used):
         return EXACT
+    framework = _framework(used)
+    if framework in frameworks:
+        return framework
     words = {word for source in used for word in source.words} | set(args)
     return BY_SCRIPT if _loads_state(words) else BEGINNING
+
+
+def integrated(job: Mapping[str, Any]) -> Sequence[str]:
+    """Return the frameworks whose integration is on for a job (a dumped one, as in a plan)."""
+    if str((job.get("env") or {}).get("HEADWAY_INTEGRATIONS")) == "0":
+        return ()
+    one = _is_one_process(job.get("resources") or {})
+    return tuple(name for name in BY_FRAMEWORK if one or name != KERAS)  # Keras' integration is for one process
+
+
+def _is_one_process(resources: Mapping[str, Any]) -> bool:
+    accelerator = resources.get("accelerator") or {}
+    count = accelerator.get("count", 1) if isinstance(accelerator, Mapping) else str(accelerator).partition(":")[2] or 1
+    processes = resources.get("processes", "auto")
+    return int(resources.get("nodes") or 1) == 1 and int(count if processes == "auto" else processes) == 1
+
+
+def _framework(used: Iterable[_Source]) -> str:
+    imports = {name.split(".")[0] for source in used for name in source.imports}
+    last_parts = {word.rpartition(".")[2] for source in used for word in source.words}
+    for kind, packages, name in _FRAMEWORKS:
+        if imports & {*packages} and any(name.search(part) for part in last_parts):
+            return kind
+    return UNKNOWN
 
 
 def kind_of(plan: Plan) -> str:
@@ -93,7 +134,10 @@ def kind_in(plan: Plan, archive: bytes) -> str:
         found = dict(_texts(tar))
     except (OSError, EOFError, zlib.error, tarfile.TarError):
         return UNKNOWN
-    return resume_kind(str(plan.job.get("script") or ""), [str(word) for word in plan.job.get("args", ())], found)
+    if (plan.job.get("resume") or {}).get("args"):
+        return BY_SCRIPT
+    entries = [name for name in entry_files(plan.job) if name in found]
+    return resume_kind(entries[0] if entries else "", program_words(plan.job)[1:], found, integrated(plan.job))
 
 
 def is_source(path: str, size: int) -> bool:
@@ -178,7 +222,7 @@ def _dotted(node: ast.Attribute) -> str:
 
 
 def _docstrings(tree: ast.AST) -> set[int]:
-    """Return the ids of strings that stand alone (docstrings): they have no effect."""
+    """Return the ids of strings that are statements by themselves (docstrings): they have no effect."""
     return {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }

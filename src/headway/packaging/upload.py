@@ -1,4 +1,4 @@
-"""Upload a plan's code beside its runs (named by content, checked, sent once); verify that a saved plan still holds.
+"""Upload a plan's code beside its runs (named by content, checked, sent once); verify that a saved plan is still valid.
 
 Also checks the data that a job names, from manifests on this machine alone. Data in a bucket is not touched, because
 planning needs no credentials: it is checked when the run starts.
@@ -20,34 +20,37 @@ from typing import Final
 from headway._version import __version__
 from headway.core.errors import BadInput, BadPlan, Conflict, NotThere, Problem
 from headway.core.plan import UNRESOLVED, Plan
+from headway.core.program import is_project
 from headway.core.types import Request, Target
+from headway.packaging import supervisor_runtime
 from headway.packaging.code import archive_path, wheel_path
 from headway.packaging.resume_evidence import kind_in
+from headway.plugins import RECIPES
 from headway.rundir.layout import CODE_LISTING, RunFolder
-from headway.spec import Job
+from headway.spec import Data, Job
 from headway.storage import ABSENT, Store, join, open_store
 
-# The kind of prepared data that each recipe learns from.
-_LEARNED_FILES: Final = {
-    "captioning": "captions",
-    "classification": "classes",
-    "grading": "grades",
-    "translation": "translation",
-}
 _BUILT_IN: Final = "builtin:"
+_NAME_VAL: Final = "name what to validate on, such as  data: {val: [{source: DATA, split: test}]}"
 
 
 def data_problems(job: Job) -> list[Problem]:
     """Find splits, weights, limits and filters that the prepared data on this machine does not support."""
-    if job.recipe not in _LEARNED_FILES:
+    recipe = RECIPES.get(job.recipe or "")
+    if recipe is None or not recipe.task:
         return []
-    from headway.data.dataset.manifest import check_data
+    from headway.data.dataset.manifest import check_data, sources_of
 
     here = {
         name: tuple(source for source in getattr(job.data, name) if _dataset_fingerprint(source.source))
         for name in ("train", "val", "test")
     }
-    return check_data(replace(job.data, **here), task=_LEARNED_FILES[job.recipe])
+    found = check_data(replace(job.data, **here), task=recipe.task)
+    if found or job.data.val:
+        return found
+    # Without data.val, the recipe validates on that split of the training data.
+    implied = check_data(Data(val=sources_of(Data(train=here["train"]), "val", recipe.data_default)), task=recipe.task)
+    return [replace(problem, where="data.val", fix=_NAME_VAL) for problem in implied]
 
 
 def data_fingerprint(source: str) -> str:
@@ -70,11 +73,11 @@ def _dataset_fingerprint(source: str) -> bool:
 
 
 def verify_plan(plan: Plan, target: Target) -> None:
-    """Raise BadPlan if a saved plan would now be carried out differently than it says."""
+    """Raise BadPlan if executing a saved plan would now differ from what it states."""
     if plan.headway != __version__:
-        raise _stale_plan(f"it was made by Headway {plan.headway}, this is {__version__}")
+        raise _stale_plan(f"it was made by Headway {plan.headway}, and this is {__version__}")
     if _requests_text(target.render(plan)) != _requests_text(plan.requests):
-        raise _stale_plan("its requests would be others now: another interpreter, or a plan edited by hand")
+        raise _stale_plan("its requests would differ now: the interpreter changed, or the plan was edited by hand")
     for source, pinned in sorted(plan.data.items()):
         found = data_fingerprint(source)
         if UNRESOLVED not in (pinned, found) and found != pinned:
@@ -82,10 +85,13 @@ def verify_plan(plan: Plan, target: Target) -> None:
 
 
 def send_code(plan: Plan, *, also_at: str | None = None) -> None:
-    """Upload the archive and our own wheel to `<outputs>/code/`. `also_at` is another outputs that may have them."""
+    """Upload the archive, our own wheel and the supervisor's runtime to `<outputs>/code/`.
+
+    `also_at` is another outputs that may have them.
+    """
     outputs = str(plan.job["outputs"])
     code = plan.code
-    for key in (f"{code.sha256}.tar.gz", code.wheel):
+    for key in filter(None, (f"{code.sha256}.tar.gz", code.wheel, code.runtime)):
         store = open_store(join(outputs, "code"))
         if not _is_stored(store, key):
             body = _cached(plan, key) or _find_elsewhere(also_at, key)
@@ -96,12 +102,16 @@ def send_code(plan: Plan, *, also_at: str | None = None) -> None:
                 store.write(key, body, when=ABSENT)
             except Conflict:
                 pass  # another process has sent the same content
+    if plan.job.get("named_data"):
+        from headway.packaging.project_data import send_data
+
+        send_data(plan)
 
 
 def list_code(plan: Plan, folder: RunFolder) -> None:
     """Write names, sizes and hashes of a script's code files into the run folder: any other file that is later in the
     working folder was written by the script."""
-    if not plan.job.get("script"):
+    if not is_project(plan.job):
         return
     tar = gzip.decompress(_uploaded_code(plan))
     files = {}
@@ -142,7 +152,8 @@ def _is_stored(store: Store, key: str) -> bool:
 
 
 def _cached(plan: Plan, key: str) -> bytes | None:
-    path = wheel_path(key) if key == plan.code.wheel else archive_path(plan.code.sha256)
+    path = supervisor_runtime.archive_path(key) if key == plan.code.runtime else archive_path(plan.code.sha256)
+    path = wheel_path(key) if key == plan.code.wheel else path
     try:
         return path.read_bytes()
     except OSError:
@@ -158,6 +169,9 @@ def _find_elsewhere(outputs: str | None, key: str) -> bytes | None:
 
 def _check_code(plan: Plan, key: str, body: bytes) -> None:
     """Check a file's hash. The archive's hash in the plan is of the uncompressed tar; the wheel's is of the file."""
+    if key == plan.code.runtime:
+        supervisor_runtime.check(body, key)
+        return
     try:
         content, pinned = (
             (body, plan.code.wheel_sha256) if key == plan.code.wheel else (gzip.decompress(body), plan.code.sha256)
@@ -165,8 +179,8 @@ def _check_code(plan: Plan, key: str, body: bytes) -> None:
     except (OSError, EOFError, zlib.error) as error:
         raise _stale_plan(f"{key} is damaged: {error}") from None
     if hashlib.sha256(content).hexdigest() != pinned:
-        raise _stale_plan(f"{key} is not the one that was planned")
+        raise _stale_plan(f"{key} differs from the one in the plan")
 
 
 def _stale_plan(why: str) -> BadPlan:
-    return BadPlan(f"this plan no longer holds: {why}", fix="headway plan, and review it again")
+    return BadPlan(f"this plan is no longer valid: {why}", fix="headway plan, and review it again")

@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING, Any
 from headway import targets
 from headway._version import __version__
 from headway.core.errors import BadJob, Problem
-from headway.core.plan import EXACT, WEBHOOK, Code, Limits, Plan
+from headway.core.placeholders import placeholder_names
+from headway.core.plan import BY_SCRIPT, EXACT, UNRESOLVED, WEBHOOK, Code, Plan
+from headway.core.program import entry_files
 from headway.core.types import Target
+from headway.packaging import dependencies, own_dockerfile
 from headway.packaging.code import Package, build_wheel, package
-from headway.packaging.resume_evidence import is_source, resume_kind
+from headway.packaging.resume_evidence import integrated, is_source, resume_kind
+from headway.packaging.supervisor_runtime import runtime_name
 from headway.packaging.upload import data_fingerprint, data_problems
 from headway.planning.cost import Cost, cost_of, price_record, reserved_s
 from headway.spec import Job, dump
 from headway.spec.rules import closest_name, processes
+from headway.storage.secret_scan import find_secrets
 
 if TYPE_CHECKING:
     import ast
@@ -38,7 +43,7 @@ _ARM = ("t2a-", "c4a-", "n4a-", "a4x-", "m7g.", "c7g.", "g5g.")
 
 
 def problems(job: Job, options: Mapping[str, Any]) -> list[Problem]:
-    return [*placeholders(job, options), *arguments(job), *architecture(job, options)]
+    return [*placeholders(job, options), *secret_values(job), *arguments(job), *architecture(job, options)]
 
 
 def placeholders(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
@@ -51,12 +56,23 @@ def placeholders(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
             )
 
 
+def secret_values(job: Job) -> Iterator[Problem]:
+    """Find credentials among values that are written into the plan as they are."""
+    env = ((f"env.{key}", f"{key}={value}", key) for key, value in job.env.items())
+    for where, text, name in (*env, *(("args", word, "NAME") for word in (*job.args, *job.command))):
+        for finding in find_secrets(text.encode("utf-8", "replace"))[:1]:
+            what = f"{finding.kind} would be written into the plan, where everyone who reads it sees it"
+            yield Problem(what=what, where=where, fix=f"export {name}=…, and secrets: {{{name}: env:{name}}} instead")
+
+
 def _texts(job: Job, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "outputs", job.outputs
     for name in ("train", "val", "test"):
         yield from ((f"data.{name}", source.source) for source in getattr(job.data, name))
+    yield from ((f"data.{key}", value) for key, value in job.named_data.items())
     yield from ((f"env.{key}", value) for key, value in job.env.items())
     yield from (("args", value) for value in job.args)
+    yield from (("command", value) for value in job.command)
     yield from ((f"secrets.{key}", secret.ref) for key, secret in job.secrets.items())
     named = {"export.to": job.export.to, "image.uri": job.image.uri, "image.repository": job.image.repository}
     yield from ((key, value) for key, value in named.items() if value)
@@ -65,14 +81,17 @@ def _texts(job: Job, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def architecture(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
     """Find an image for one processor architecture on a machine of another."""
-    machine, platform = job.resources.machine or "", str(options.get("platform") or "linux/amd64")
+    machine = job.resources.machine or ""
+    platform = str(job.image.platform or options.get("platform") or "linux/amd64")
     if not platform.startswith("linux/"):
         return
     arm = machine.startswith(_ARM)
     if machine and arm != platform.startswith("linux/arm64"):
         wanted = "linux/arm64" if arm else "linux/amd64"
-        what = f"{machine} needs an image for {wanted}, but the target builds for {platform}"
-        yield Problem(what=what, where="resources.machine", fix=f"platform: {wanted} in the target, or another machine")
+        where = "image.platform" if job.image.platform else "the target"
+        what = f"{machine} needs an image for {wanted}, but {where} says {platform}"
+        fix = f"platform: {wanted} in {'image' if job.image.platform else where}, or another machine"
+        yield Problem(what=what, where="resources.machine", fix=fix)
 
 
 # Arguments: the script's argparse parser, read from its source
@@ -216,7 +235,16 @@ def _value_problem(job: Job, name: str, value: str, script_options: _ScriptOptio
             )
 
 
-LOCAL_GRACE_S = 30.0
+def pod_placeholders(job: Job, target: Target) -> Iterator[Problem]:
+    """Find placeholders of a pod in a job that does not run in one."""
+    if target.has_pods:
+        return
+    texts = {"command": job.command, "args": job.args, "resume.args": job.resume.args, "env": tuple(job.env.values())}
+    texts["resume.if_exists"] = (job.resume.if_exists or "",)
+    for where, words in texts.items():
+        for name in {name for word in words for name in placeholder_names(word) if name.startswith("pod.")}:
+            what = f"{{{name}}} is known on Kubernetes only"
+            yield Problem(what=what, where=where, fix="use {run}, {rank} or {node}, or --on a Kubernetes target")
 
 
 def plan(job: Job, on: str = "local") -> Plan:
@@ -226,8 +254,8 @@ def plan(job: Job, on: str = "local") -> Plan:
 
     Args:
         job: The job, from `Job.load`.
-        on: Name of a target in the job file's `targets`, or a kind of target (`local`, `docker`, `kubernetes`, `slurm`,
-            `ssh`, `vertex`) with default options.
+        on: Name of a target in the job file's `targets`, or a kind of target (a key of `headway.plugins.TARGETS`) with
+            default options.
 
     Returns:
         The plan, to print, save or give to `headway.launch`.
@@ -248,10 +276,12 @@ def plan(job: Job, on: str = "local") -> Plan:
     unsuitable = problems(job, entry.options)
     job = _absolute(job)
     target = targets.make(job, on)
-    refused = [*unsuitable, *target.check(job), *data_problems(job)]
+    refused = [*unsuitable, *pod_placeholders(job, target), *target.check(job), *data_problems(job)]
     if refused:
         raise BadJob(refused)
-    packed = package(job)
+    in_place = target.runs_in_place and job.recipe is None
+    packed = package(job, in_place=in_place)
+    job = own_dockerfile.with_content(replace(job, dependencies=dependencies.find(job)), packed)
     cost = cost_of(job, entry.kind, entry.options)
     environment = _environment_record(job, target)
     dumped = dump(job)
@@ -261,17 +291,30 @@ def plan(job: Job, on: str = "local") -> Plan:
         target=on,
         kind=entry.kind,
         options=dict(entry.options),
-        code=_code_record(packed),
-        data={source: data_fingerprint(source) for source in _sources(job)},
+        code=_code_record(packed, _runtime(job, target)),
+        data={source: data_fingerprint(source) for source in _sources(job)} | _named_data(job, target),
         nodes=job.resources.nodes,
         processes=processes(job),
-        limits=_limits(cost.within(job), target),
+        limits=target.limits(cost.within(job)),
         environment=environment,
         price=price_record(job, dumped, entry.kind, cost, cpus=int(environment["threads"]) * processes(job)),
         resume=_resume_kind(job, packed),
-        notes=(*_notes(packed), *_target_notes(target, job), *_cost_notes(job, cost)),
+        project=str(Path(job.root).resolve()) if in_place else "",
+        notes=(
+            *file_notes(packed, in_place=in_place),
+            *_configured_notes(job, on, entry.options),
+            *target.notes(job, processes(job)),
+            *_cost_notes(job, cost),
+        ),
     )
     return replace(draft, requests=tuple(target.render(draft)))
+
+
+def _configured_notes(job: Job, on: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Say which options come from this machine's configuration: on another machine they may differ."""
+    given = job.targets[on].options if on in job.targets else {}
+    for key in sorted({*options} - {*given}):
+        yield f"{key}: {options[key]} (from this machine's configuration; `{key}:` in the target sets it)"
 
 
 def _absolute(job: Job) -> Job:
@@ -287,14 +330,40 @@ def _absolute(job: Job) -> Job:
     }
     export = replace(job.export, to=place(job.export.to)) if job.export.to else job.export
     init_from = job.init_from and place(job.init_from)
-    return replace(job, outputs=place(job.outputs), data=replace(job.data, **lists), export=export, init_from=init_from)
+    named = {name: place(source) for name, source in job.named_data.items()}
+    secrets = {name: replace(secret, ref=_absolute_reference(secret.ref, root)) for name, secret in job.secrets.items()}
+    job = replace(job, secrets=secrets)
+    data = replace(job.data, **lists)
+    return replace(job, outputs=place(job.outputs), data=data, named_data=named, export=export, init_from=init_from)
+
+
+def _absolute_reference(reference: str, root: Path) -> str:
+    path = reference.removeprefix("file:")
+    return reference if path == reference or path.startswith("~") else f"file:{os.path.normpath(root / path)}"
 
 
 def _sources(job: Job) -> list[str]:
     return sorted({source.source for part in (job.data.train, job.data.val, job.data.test) for source in part})
 
 
-def _code_record(packed: Package) -> Code:
+def _named_data(job: Job, target: Target) -> dict[str, str]:
+    """Fingerprint what a project names under `data`: files of this machine are sent to targets that do not see them."""
+    here = {name: source for name, source in job.named_data.items() if "://" not in source}
+    remote = {source: UNRESOLVED for source in job.named_data.values() if "://" in source}
+    if target.sees_local_paths:
+        return remote | {source: data_fingerprint(source) for source in here.values()}
+    from headway.packaging.project_data import upload_fingerprint
+
+    return remote | {source: upload_fingerprint(name, source) for name, source in here.items()}
+
+
+def _runtime(job: Job, target: Target) -> str:
+    """Return the name of the archive with the supervisor's own interpreter, if the target starts it in an image."""
+    image_platform = target.image_platform(job)
+    return runtime_name(dump(job), image_platform) if image_platform else ""
+
+
+def _code_record(packed: Package, runtime: str) -> Code:
     wheel, wheel_sha256 = build_wheel()
     return Code(
         sha256=packed.sha256,
@@ -303,12 +372,13 @@ def _code_record(packed: Package) -> Code:
         biggest=packed.largest_files(),
         wheel=wheel,
         wheel_sha256=wheel_sha256,
+        runtime=runtime,
     )
 
 
 def _resume_kind(job: Job, packed: Package) -> str:
     """Determine how the job resumes, from the sources that are sent."""
-    if not job.script:
+    if job.recipe is not None:
         return EXACT
     root = Path(job.root).resolve()
     texts = {
@@ -316,28 +386,15 @@ def _resume_kind(job: Job, packed: Package) -> str:
         for name, size in packed.files
         if is_source(name, size)
     }
-    return resume_kind(job.script, job.args, texts)
-
-
-def _limits(job: Job, target: Target) -> Limits:
-    """Return the limits on this target: its own if it defines them, else the supervisor's."""
-    own = getattr(target, "limits", None)
-    if own is not None:
-        target_limits: Limits = own(job)
-        return target_limits
-    hours = job.budget.hours
-    return Limits(
-        budget_s=None if hours is None else hours * 3600,
-        max_wait_s=job.max_wait,
-        grace_s=LOCAL_GRACE_S,
-        second="none (this machine is not billed)" if hours is None else "the supervisor's timer",
-    )
+    if job.resume.args:
+        return BY_SCRIPT
+    entries = [name for name in entry_files(dump(job)) if name in texts]
+    return resume_kind(entries[0] if entries else "", (*job.command, *job.args), texts, integrated(dump(job)))
 
 
 def _environment_record(job: Job, target: Target) -> dict[str, str]:
     """Record what bit-exactness depends on. The runtime sets the threads, and reports differences on a resume."""
-    asks_cpus = getattr(target, "cpus", None)  # defined by targets whose nodes are other machines
-    cpus = asks_cpus(job, processes(job)) if asks_cpus is not None else os.cpu_count() or 1
+    cpus = target.cpus(job, processes(job))
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3]))}
@@ -348,12 +405,6 @@ def _environment_record(job: Job, target: Target) -> dict[str, str]:
             continue
     threads = job.env.get("OMP_NUM_THREADS") or str(max(1, cpus // processes(job)))
     return {**found, "threads": threads}
-
-
-def _target_notes(target: Target, job: Job) -> list[str]:
-    """Return the target's notes for readers of the plan, if it has any."""
-    notes = getattr(target, "notes", None)
-    return list(notes(job, processes(job))) if notes else []
 
 
 def _notify_secrets(job: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
@@ -375,5 +426,16 @@ def _cost_notes(job: Job, cost: Cost) -> list[str]:
     return []
 
 
-def _notes(packed: Package) -> tuple[str, ...]:
-    return tuple(f"not sent, because it looks like a secret: {name}" for name in packed.secrets)
+def file_notes(packed: Package, *, in_place: bool) -> Iterator[str]:
+    """Return notes about files of the project that are not part of its code."""
+    how = "read in place, not recorded with the code" if in_place else "not sent"
+    yield from (f"{how}, because it looks like a secret: {name}" for name in packed.secrets)
+    if not packed.left_out:
+        return
+    shown = ", ".join(map(str, packed.left_out[:5]))
+    more = len(packed.left_out) - 5
+    listed = f"{shown} and {more} more" if more > 0 else shown
+    if in_place:
+        yield f"read in place, not recorded with the code: {listed}"
+    else:
+        yield f"not sent: {listed}: `!{packed.left_out[0].name}` in .headwayignore sends it; or name it under `data`"

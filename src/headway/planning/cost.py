@@ -6,16 +6,14 @@ Numbers are rounded to a tenth of a cent, so that the same inputs give the same 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import Denied, HeadwayError, NoBucket, Transient
+from headway.core.errors import Denied, HeadwayError, NoBucket, StoreError
 from headway.core.plan import BUDGET_USD, EXPORT_S, USD_PER_HOUR
 from headway.pricing.estimate import Device, Estimate, PastRun, device_of, estimate, past_runs
-from headway.pricing.quote import DEFAULT_REGION, GOOGLE, Quote, export_s, quote, region_of, stored_data
+from headway.pricing.quote import DEFAULT_REGION, Quote, export_s, is_billed_by_google, quote, region_of, stored_data
 from headway.pricing.table import ACCELERATOR, MACHINE, Table, load, machine_for
 
 if TYPE_CHECKING:
@@ -157,7 +155,6 @@ def compare_accelerators(
 # Bucket locations: traffic between regions is slow and billed. Makes requests to Google.
 
 
-_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # Multi-region locations, by the prefixes of the regions that they cover.
 _WIDE = {"US": ("us-",), "EU": ("europe-",), "ASIA": ("asia-",), "NAM4": ("us-central1", "us-east1"),
          "EUR4": ("europe-north1", "europe-west4"), "EUR5": ("europe-west1", "europe-west2"),
@@ -167,7 +164,7 @@ _WIDE = {"US": ("us-",), "EU": ("europe-",), "ASIA": ("asia-",), "NAM4": ("us-ce
 
 def far_buckets(job: Job, kind: str, options: Mapping[str, Any]) -> list[str]:
     """Describe each bucket of the job that is in another region than its target. Ignores other clouds' buckets."""
-    if kind not in GOOGLE or options.get("platform") == "plain":
+    if not is_billed_by_google(kind, options):
         return []
     region = region_of(options)
     found = []
@@ -199,28 +196,21 @@ def _bucket_urls(job: Job) -> Iterable[str]:
 
 def bucket_location(bucket: str) -> str:
     """Look up a bucket's location as Cloud Storage names it: US-EAST1, or a multi-region."""
-    from headway.storage.gcs import google_credentials
+    from headway.storage import google
 
-    transport: Any = import_module("google.auth.transport.requests")
-    failures: Any = import_module("google.auth.exceptions")
-    requests: Any = import_module("requests")
-    host = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com").rstrip("/")
-    credentials, _ = google_credentials(_SCOPE)
+    url = google.STORAGE.url(f"storage/v1/b/{bucket}")
+    client = google.GoogleClient(needed_for="the region of a bucket")
     try:
-        answer = transport.AuthorizedSession(credentials).get(
-            f"{host}/storage/v1/b/{bucket}", params={"fields": "location"}, timeout=20
-        )
-    except failures.RefreshError as error:
-        raise Denied(
-            f"Google rejected the credentials: {error}", fix="gcloud auth application-default login"
-        ) from error
-    except (failures.TransportError, requests.RequestException) as error:
-        raise Transient(f"Cloud Storage cannot be reached: {error}") from error
-    if answer.status_code == 404:
-        raise NoBucket(f"there is no bucket gs://{bucket}", fix=f"gcloud storage buckets create gs://{bucket}")
-    if answer.status_code in (401, 403):
-        raise Denied(f"no permission to read the location of gs://{bucket} (storage.buckets.get)")
-    location = answer.json().get("location") if answer.status_code == 200 else None
+        answer = client.request(google.STORAGE, "GET", url, query={"fields": "location"})
+    except google.NotFound:
+        raise NoBucket(
+            f"there is no bucket gs://{bucket}", fix=f"gcloud storage buckets create gs://{bucket}"
+        ) from None
+    except google.GoogleError as error:
+        if error.code in (401, 403):
+            raise Denied(f"no permission to read the location of gs://{bucket} (storage.buckets.get)") from error
+        raise
+    location = answer.get("location")
     if not location:  # or an emulator, which is in no region
-        raise Transient(f"Cloud Storage returned {answer.status_code} for gs://{bucket}, without a location")
+        raise StoreError(f"Cloud Storage names no location for gs://{bucket}")
     return str(location)

@@ -1,1 +1,1 @@
-"""What a job costs: dated price table, quote per hour, estimated duration. Offline, imports nothing heavy."""
+"""The price of a job: dated price table, quote per hour, estimated duration. Offline, imports nothing heavy."""

@@ -9,12 +9,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from headway.core.platform import state_dir
+from headway.plugins import RECIPES, plugin_of
 from headway.pricing.table import sustained_tflops
 from headway.rundir.layout import RunFolder
 from headway.spec.renamed import current_config
@@ -24,7 +24,7 @@ from headway.spec.renamed import current_config
 # One JSON object per line, appended: {"url", "what", "work", "device", "nodes", "length", "examples", "seconds", …}.
 
 
-_HISTORY_FILE = 2000  # newest lines that are read back
+_MAX_HISTORY_LINES = 2000  # newest lines that are read back
 RUN, REHEARSAL = "run", "rehearsal"
 # Settings for how long to train, not what a step does: from a run of 3 epochs, one of 30 can be estimated.
 LENGTHS = ("epochs", "max_epochs", "phase1_epochs", "phase2_epochs")
@@ -64,7 +64,7 @@ def remember(run: PastRun) -> None:
     except OSError as error:
         import logging
 
-        logging.getLogger("headway").warning("what this run took could not be remembered: %s", error)
+        logging.getLogger("headway").warning("the duration of this run could not be recorded: %s", error)
 
 
 def past_runs() -> list[PastRun]:
@@ -72,7 +72,7 @@ def past_runs() -> list[PastRun]:
     try:
         with open(path(), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 20)))
-            lines = file.read().decode("utf-8", "replace").splitlines()[-_HISTORY_FILE:]
+            lines = file.read().decode("utf-8", "replace").splitlines()[-_MAX_HISTORY_LINES:]
     except OSError:
         return []
     found: dict[str, PastRun] = {}
@@ -125,9 +125,19 @@ _GMACS = {
 }  # fmt: skip
 
 
-# Sizes of translation models: layers of encoder and decoder together, width, feed-forward width.
-_TRANSFORMERS = {"tiny": (4, 64, 256), "small": (8, 128, 512), "medium": (6, 256, 1024), "base": (12, 512, 2048)}
+_INNER = ("dim_feedforward", "ff", "feed_forward")
 _WIDTHS = ("d_model", "dim", "hidden_size", "hidden", "embedding_size", "embedding")  # as recipes and scripts name it
+
+
+def model_sizes(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings by which a job is counted: its own, or those that its recipe derives from them."""
+    config, recipe = current_config(job), RECIPES.get(str(job.get("recipe")))
+    if recipe is None or not recipe.sizes:
+        return config
+    kind = recipe.load_config()
+    known = {member.name: config[member.name] for member in fields(kind) if member.name in config}
+    sizes: Mapping[str, Any] = recipe.load("sizes")(kind(**known))
+    return sizes
 
 
 def flops_per_example(config: Mapping[str, Any]) -> float | None:
@@ -175,7 +185,8 @@ def _image_flops(config: Mapping[str, Any]) -> float:
     own = 0.0
     if "cnn" in names and _number(config, "width"):  # four layers that halve the picture, the last four times as wide
         own = 2.5 * 9 * float(config["width"]) ** 2 * (side / 2) ** 2 / 1e9
-    return 2e9 * (known * (side / 224.0) ** 2 + own)
+    narrow = float(config["channels_factor"]) if _number(config, "channels_factor") else 1.0  # of the published layers
+    return 2e9 * (known * narrow**2 * (side / 224.0) ** 2 + own)
 
 
 def _image_side(config: Mapping[str, Any]) -> float:
@@ -184,15 +195,11 @@ def _image_side(config: Mapping[str, Any]) -> float:
 
 def _text_flops(config: Mapping[str, Any]) -> float:
     """Count a decoder's or Transformer's operations: two per weight and token."""
-    if "subwords" in config and config.get("model_size") in _TRANSFORMERS:  # settings left out come from it
-        named = dict(zip(("layers", "dim", "ff"), _TRANSFORMERS[config["model_size"]], strict=True))
-        given = {"layers": _layers(config), "dim": config.get("d_model"), "ff": config.get("dim_feedforward")}
-        config = {**named, **{key: value for key, value in given.items() if value}}
     width = next((float(config[key]) for key in _WIDTHS if _number(config, key)), 0.0)
     if not width:
         return 0.0
     layers = _layers(config)
-    inner = next((float(config[key]) for key in ("ff", "feed_forward") if _number(config, key)), 4 * width)
+    inner = next((float(config[key]) for key in _INNER if _number(config, key)), 4 * width)
     weights = (layers or 1.0) * (4 * width**2 + 2 * width * inner)
     copies = float(config["captions"]) if _number(config, "captions") else 1.0
     return 2.0 * weights * TOKENS * copies
@@ -255,7 +262,7 @@ def device_of(job: Mapping[str, Any], kind: str, cpus: int | None = None) -> Dev
     """Return the device that a job trains on; the CPU if it is this machine and has no NVIDIA driver."""
     resources = job["resources"]
     asked, nodes = resources.get("accelerator"), int(resources.get("nodes") or 1)
-    here = kind in ("local", "docker") and not os.path.exists("/dev/nvidiactl")
+    here = plugin_of(kind).on_this_machine and not os.path.exists("/dev/nvidiactl")
     if asked and not here:
         name, _, count = str(asked).partition(":") if isinstance(asked, str) else (asked["kind"], "", asked["count"])
         return Device(kind=name, count=int(count or 1), nodes=nodes)
@@ -274,6 +281,8 @@ def _from_same_work(job: Mapping[str, Any], device: Device, past: Sequence[PastR
     here = [one for one in same if (one.device, one.nodes) == (device.label, device.nodes)]
     runs = [one for one in here if one.basis != REHEARSAL]
     if runs or here:
+        from statistics import median  # slow to import
+
         chosen = (runs or here)[-5:]
         hours = median(one.seconds / one.length for one in chosen) * length / 3600
         if runs:
@@ -304,11 +313,11 @@ def _from_same_recipe(job: Mapping[str, Any], device: Device, past: Sequence[Pas
 
 
 def _from_flops(job: Mapping[str, Any], device: Device) -> Estimate | None:
-    config = current_config(job)
-    each, total, speed = flops_per_example(config), _examples(job), device.tflops
+    sizes = model_sizes(job)
+    each, total, speed = flops_per_example(sizes), _examples(job), device.tflops
     if not each or not total or not speed:
         return None
-    computing, loading = each * total / (speed * 1e12), loading_core_s(config) * total / device.cores
+    computing, loading = each * total / (speed * 1e12), loading_core_s(sizes) * total / device.cores
     # A GPU computes while cores prefetch: the slower of the two counts. Without a GPU, cores do both.
     seconds = computing + loading if device.kind is None else max(computing, loading)
     slower = "its pictures" if device.kind is not None and loading > computing else "the model's arithmetic"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headway.plugins import plugin_of
 from headway.pricing.estimate import PastRun, length_of, past_runs, task_of, work_of
 from headway.pricing.table import (
     ACCELERATOR,
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_REGION = "us-central1"
-VERTEX_FACTOR = 1.15  # Vertex AI bills a management fee on top of the machine's price
-GOOGLE = {"vertex": VERTEX_FACTOR, "kubernetes": 1.0}  # kinds priced by Google's table, and their factor
+VERTEX_FACTOR = plugin_of("vertex").list_price_factor or 1.0
 # Google's list prices in the cheapest regions, of 2026-08; used where the table has no rows for disks.
 DISKS_USD_PER_GB_MONTH = {"pd-standard": 0.04, "pd-balanced": 0.10, "pd-ssd": 0.17}
 
@@ -91,9 +91,14 @@ def quote(job: Job, kind: str, options: Mapping[str, Any], *, table: Table | Non
         price = Price(float(own), float(own if spot is None else spot))
         item = Item(what="your price for each node", price=price)
         return Quote(items=(item,), nodes=resources.nodes, spot=resources.spot)
-    if kind not in GOOGLE or options.get("platform") == "plain":  # the user's own cluster
+    if not is_billed_by_google(kind, options):
         return None
     return _google(job, kind, options, table or load())
+
+
+def is_billed_by_google(kind: str, options: Mapping[str, Any]) -> bool:
+    """Return whether Google's list prices apply; not on the user's own cluster."""
+    return plugin_of(kind).list_price_factor is not None and options.get("platform") != "plain"
 
 
 def _google(job: Job, kind: str, options: Mapping[str, Any], table: Table) -> Quote:
@@ -109,7 +114,7 @@ def _google(job: Job, kind: str, options: Mapping[str, Any], table: Table) -> Qu
         region=region,
         machine=machine,
         accelerator=accelerator,
-        factor=GOOGLE[kind] if factor is None else float(factor),
+        factor=float(plugin_of(kind).list_price_factor or 1.0 if factor is None else factor),
         dated=table.dated,
         disk_gb=0.0 if disk is None else disk / 1e9,
         disk_kind=disk_kind,

@@ -45,7 +45,7 @@ def open_picture(path: str) -> Picture:
         raise BadInput(f"{path} does not exist", fix="check the path") from None
     except DAMAGE as error:
         raise BadInput(
-            f"{path} cannot be read: {error}", fix="check that the file is whole and yours to read"
+            f"{path} cannot be read: {error}", fix="check that the file is complete and that you may read it"
         ) from None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
@@ -43,6 +44,43 @@ class BestScores(dict[str, float]):
 
 NON_METRIC_FIELDS: Final = frozenset({"step", "epoch", "time", "resume_step", "resume_attempt"})
 _NUMBERS: Final = frozenset({int, float})  # exact types: bool is not a number here
+
+
+def metric_curves(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Return (step, value) pairs of every metric in the records of `RunFolder.metrics`, by name."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name not in NON_METRIC_FIELDS and isinstance(value, int | float):
+                curves.setdefault(name, []).append((float(record["step"]), float(value)))
+    return curves
+
+
+_LAST_SEGMENTS: Final = 5  # enough for metrics that are logged once per epoch, and cheap for long runs
+
+
+def last_metrics(folder: RunFolder) -> dict[str, float]:
+    """Return the newest value of each metric in the newest segments, without reading the whole history."""
+    found: dict[str, float] = {}
+    for segment in segments(folder.store, "metrics")[-_LAST_SEGMENTS:]:
+        for line in read_lines(folder.store, segment):
+            record = _plain_record(line)
+            found |= {name: value for name, value in record.items() if _is_metric(name, value)}
+    return found
+
+
+def _plain_record(line: str) -> dict[str, Any]:
+    try:
+        record = json_of(line)
+    except ValueError:  # a damaged record: `headway watch` reads all of them, and says so
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _is_metric(name: str, value: object) -> bool:
+    if name in NON_METRIC_FIELDS or type(value) not in _NUMBERS:
+        return False
+    return abs(value) <= sys.float_info.max  # type: ignore[arg-type]  # a number here; a damaged one may be a huge int
 
 
 def _float_array() -> array[float]:

@@ -1,7 +1,7 @@
 """This machine's index of runs (SQLite), and the rules for run names.
 
 The index makes `headway ps` fast and can be lost: the truth about a run is in its folder. Trouble with the index never
-stops a run: it is logged, and work goes on.
+stops a run: errors are logged.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from headway.core.errors import BadInput
-from headway.core.plan import Plan
 from headway.core.platform import state_dir
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from headway.core.plan import Plan
 
 
 T = TypeVar("T")

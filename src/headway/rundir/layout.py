@@ -1,6 +1,7 @@
 """Layout of the run folder: file names, append-only segments, and `RunFolder`, which reads and writes its records.
 
-The only module that knows the layout. A run can be understood from its folder alone. No torch.
+The names inside a checkpoint are in `training/checkpoint/`, those below files/ in `supervisor/file_sync.py`. A run can
+be understood from its folder alone. No torch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NAME = re.compile(r"a(?P<attempt>\d{4,})-(?:(?P<writer>[a-z]\d*)-)?(?P<number>\
 
 
 def segment_interval_s(age_s: float) -> float:
-    """How long a segment stays open: short at first, for people who wait; longer later, so that listings stay small."""
+    """Return the time to the next segment: short at first, for people who wait, then longer, to keep listings small."""
     return min(MAX_SEGMENT_S, max(MIN_SEGMENT_S, age_s / 100))
 
 
@@ -104,7 +105,7 @@ def read_lines(store: Store, segment: Segment) -> Iterator[str]:
     yield from text.split("\n")[:-1] if text.endswith("\n") else text.split("\n")
 
 
-PLAN, INTENT, STOP, PROGRESS = "plan.json", "intent.json", "stop.json", "progress.json"
+PLAN, SUBMISSION, STOP, PROGRESS = "plan.json", "intent.json", "stop.json", "progress.json"
 CODE_LISTING = "code.json"  # {"sha256", "files": {name: [size, sha256]}}: contents of the code archive
 REPORT, RECEIPT, BUNDLE = "report.json", "teardown.json", "export/bundle.json"
 LAST_CHECKPOINT = "checkpoints/last.json"

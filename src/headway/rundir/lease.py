@@ -1,6 +1,8 @@
 """The lease: which supervisor may run a run now.
 
-One conditional put decides. The attempt number in the lease is the fencing token for everything written later.
+One conditional put decides. The attempt number in the lease is the fencing token for everything written later. Two
+clients that start the same run are kept apart earlier, by `submission`. The lease also counts the seconds and dollars
+spent, over all attempts; `spending` formats them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import Any
 from headway.core import platform
 from headway.core.errors import BadInput, BadPlan, Conflict, HeadwayError, NotThere, RunBusy, json_of
 from headway.core.plan import BUDGET_USD, Plan
+from headway.core.retry import poll
 from headway.rundir.layout import RunFolder, segments
-from headway.storage import same_place
+from headway.storage import is_same_folder
 from headway.storage.base import ABSENT, Store
 
 KEY = "lease.json"
@@ -69,7 +72,7 @@ class LeaseRecord:
         if not platform.is_alive(self.pid, self.started):
             return False
         labels = self._labels()
-        return None if labels is None else not labels or any(same_place(label, url) for label in labels)
+        return None if labels is None else not labels or any(is_same_folder(label, url) for label in labels)
 
     def labelled_at(self, url: str) -> bool:
         """Return whether a live process of this host declares in its environment that it runs the folder at `url`."""
@@ -217,9 +220,9 @@ def _wait_until_stale(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
-    since = clock()
-    while clock() - since < stale_s:
-        sleep(min(1.0, stale_s / 10))
+    for waited_s in poll(min(1.0, stale_s / 10), within_s=stale_s, sleep=sleep, clock=clock):
+        if not waited_s:
+            continue  # `found` has just been read
         now, now_version = read(store)
         if now is None or now.holder is None or now.alive_at(store.url) is False:
             return

@@ -6,7 +6,6 @@ The supervisor posts to the webhook, wherever it runs, so detached runs are anno
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import HeadwayError
 from headway.core.types import State
 from headway.rundir.status import next_command
-from headway.storage.secrets import redact, resolve
+from headway.storage.redaction import redact
+from headway.storage.secrets import resolve
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -88,17 +88,17 @@ def notify_from_client(settings: Mapping[str, Any], notification: Notification, 
 
 def post_webhook(url: str, notification: Notification, log: Log) -> None:
     """Post `{"text": …}` with the notice's fields beside it: accepted by Slack, Mattermost and Discord's /slack."""
-    from urllib.request import Request, urlopen  # costs milliseconds: imported only when needed
+    from headway.core import http  # costs milliseconds: imported only when needed
 
+    if not url.startswith(("https://", "http://")):
+        log("the webhook rejected the notification: notify.webhook is not an http(s) URL")
+        return
+    message = {"text": notification.text, "headway": asdict(notification)}
     try:
-        if not url.startswith(("https://", "http://")):
-            raise ValueError("notify.webhook is not an http(s) URL")
-        body = json.dumps({"text": notification.text, "headway": asdict(notification)}).encode()
-        request = Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
-        with urlopen(request, timeout=POST_TIMEOUT_S) as response:
-            response.read(1024)
-    except (OSError, ValueError) as error:  # the address is a secret: it is not repeated
-        log(f"the webhook rejected the notification: {redact(str(error), [url])}")
+        http.Client(timeout_s=POST_TIMEOUT_S).request("POST", url, json=message).raise_for_status()
+    except HeadwayError as error:  # the address is a secret: it is not repeated
+        reason = error.reason if isinstance(error, http.ConnectionFailed) else error.problem.what
+        log(f"the webhook rejected the notification: {redact(reason, [url])}")
 
 
 def run_command(command: str, notification: Notification, log: Log) -> None:

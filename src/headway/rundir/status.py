@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headway.core.errors import BadPlan, HeadwayError, Problem, UnknownRun, json_of
-from headway.core.plan import BEGINNING, again
+from headway.core.plan import BEGINNING, describe_next_start
 from headway.core.platform import state_dir
 from headway.core.types import Handle, State, Status
+from headway.plugins import TARGETS
 from headway.rundir import lease, submission
 from headway.rundir.index import RunIndex, RunRow
 from headway.rundir.layout import BUNDLE, PLAN, REPORT, RunFolder, read_lines, segments
@@ -38,7 +39,7 @@ def next_command(folder: RunFolder, plan: Plan, state: State) -> str:
     if state is State.BUDGET and plan.limits.budget_s:
         return f"headway resume {run} --budget-hours {plan.limits.budget_s / 3600 * 2:.4g}"
     if state.resumable:
-        return f"headway resume {run}"
+        return f"headway resume {run}" + (" --from-beginning" if plan.resume == BEGINNING else "")
     if plan.job.get("recipe") and folder.read_json(REPORT) is None:
         return f"headway eval {run}"
     if any(entry.key == BUNDLE for entry in folder.store.list(BUNDLE)):
@@ -282,6 +283,11 @@ def local_dir(url: str, kind: str) -> Path:
     return state_dir() / kind / hashlib.sha256(outputs.encode()).hexdigest()[:8] / run
 
 
+def is_local_key(key: str) -> bool:
+    """Return whether a key of a run folder belongs to a target's files of one machine (`local_dir`), not to the run."""
+    return key.partition("/")[0] in TARGETS
+
+
 def output_problems(outputs: str) -> list[Problem]:
     folder = local_path(outputs)
     if folder is None:
@@ -360,8 +366,10 @@ def next_start_clause(handle: Handle, *, started: bool) -> str:
     except HeadwayError:
         return ""
     if plan.resume == BEGINNING and usd_per_hour(plan) is not None:
-        return "; it would start from the beginning, so it is not restarted automatically: headway resume"
-    return f"; {again(plan.resumes)}"
+        return (
+            "; it would start from the beginning, so it is not restarted automatically: headway resume --from-beginning"
+        )
+    return f"; {describe_next_start(plan.resumes)}"
 
 
 def release_dead_lease(handle: Handle, is_gone: Callable[[lease.LeaseRecord], bool] | None = None) -> None:

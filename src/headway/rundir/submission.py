@@ -7,9 +7,9 @@ Also the owner id that marks what this user's Headway creates.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -18,8 +18,8 @@ from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBu
 from headway.core.plan import Plan
 from headway.core.platform import state_dir
 from headway.core.types import Handle
-from headway.rundir.layout import INTENT, PLAN, RunFolder
-from headway.storage import ABSENT, open_store, same_place
+from headway.rundir.layout import PLAN, SUBMISSION, RunFolder
+from headway.storage import ABSENT, is_same_folder, open_store
 
 
 def utc_now() -> str:
@@ -27,7 +27,7 @@ def utc_now() -> str:
 
 
 def unix_seconds(text: object) -> float:
-    """Parse a time that `now` wrote into Unix seconds; 0 for anything else."""
+    """Parse a time that `utc_now` wrote into Unix seconds; 0 for anything else."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except ValueError:
@@ -41,14 +41,24 @@ def user_at_host() -> str:
 def record_submission(folder: RunFolder, plan: Plan) -> dict[str, Any]:
     """Record the first start of a run before it is submitted."""
     intent = {**_intent_from_plan(plan, folder), "attempts": [_submission_entry(after=0)]}
-    folder.create_json(INTENT, intent)
+    folder.create_json(SUBMISSION, intent)
     return intent
 
 
-def record_resubmission(folder: RunFolder, *, after: int, plan: Plan | None = None, code: str = "recorded") -> None:
-    """Record another start; `plan` is given if it is on another target. Of two at once, one raises RunBusy."""
+def record_resubmission(
+    folder: RunFolder,
+    *,
+    after: int,
+    plan: Plan | None = None,
+    code: str = "recorded",
+    changed: Sequence[str] = (),
+) -> None:
+    """Record another start. Of two at once, one raises RunBusy.
+
+    `plan` is given if it is on another target or with the current code; `changed` are the files that differ in it.
+    """
     try:
-        version = folder.store.stat(INTENT).version
+        version = folder.store.stat(SUBMISSION).version
         intent = read(folder)
     except NotThere:
         version, intent = ABSENT, read(folder)
@@ -59,9 +69,10 @@ def record_resubmission(folder: RunFolder, *, after: int, plan: Plan | None = No
         target_fields = {"target": plan.target, "kind": plan.kind, "options": dict(plan.options)}
         intent = {**intent, **target_fields, "url": folder.url, "details": {}}
         entry |= {"target": plan.target, "code": plan.code.sha256, "code_is": code}
+        entry |= {"changed": list(changed)} if changed else {}
     intent = {**intent, "attempts": [*intent.get("attempts", []), entry]}
     try:
-        folder.write_json(INTENT, intent, when=version)
+        folder.write_json(SUBMISSION, intent, when=version)
     except Conflict:
         raise RunBusy(f"another process is starting {folder.name}", fix=f"headway status {folder.name}") from None
 
@@ -70,17 +81,17 @@ def record_failed_submission(folder: RunFolder, why: BaseException) -> None:
     """Mark the last start as failed with nothing left, so that the run's state is as it was before."""
     intent = read(folder)
     intent["attempts"][-1]["failed"] = str(why) or type(why).__name__
-    folder.write_json(INTENT, intent)
+    folder.write_json(SUBMISSION, intent)
 
 
 def save_handle_details(folder: RunFolder, handle: Handle) -> None:
-    folder.write_json(INTENT, {**read(folder), "details": dict(handle.details)})
+    folder.write_json(SUBMISSION, {**read(folder), "details": dict(handle.details)})
 
 
 def read(folder: RunFolder) -> dict[str, Any]:
     """Read the record; if it is missing (the launcher was killed first) or damaged, rebuild it from the plan."""
     try:
-        intent = folder.read_json(INTENT)
+        intent = folder.read_json(SUBMISSION)
         if intent is not None and _is_complete(intent):
             return intent
     except BadPlan:
@@ -99,6 +110,12 @@ def _is_complete(intent: dict[str, Any]) -> bool:
     )
 
 
+def code_changes(intent: dict[str, Any]) -> list[tuple[int, list[str]]]:
+    """Return the first attempt that ran changed code, and the changed files, for each change of code."""
+    starts = [entry for entry in intent["attempts"] if not entry.get("failed") and entry.get("changed")]
+    return [(int(entry["after"]) + 1, [str(name) for name in entry["changed"]]) for entry in starts]
+
+
 def attempts_before(intent: dict[str, Any]) -> int:
     """Return the newest attempt at the time of the last start that was not withdrawn."""
     starts = [entry for entry in intent["attempts"] if not entry.get("failed")]
@@ -114,7 +131,7 @@ def origin_url(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
         url = str((read(folder) if intent is None else intent).get("url") or "")
     except HeadwayError:  # no record
         return ""
-    return "" if not url or same_place(url, folder.url) else url
+    return "" if not url or is_same_folder(url, folder.url) else url
 
 
 def copied_from(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
@@ -181,6 +198,8 @@ def _create_owner_id() -> str:
     except Conflict:
         pass  # another process was faster
     except StoreError as error:
+        import logging
+
         logging.getLogger("headway").warning(
             f"the owner label could not be set, so headway gc will not remove what this run creates: {error}"
         )

@@ -217,8 +217,8 @@ class _Handlers:
         inputs = [{"name": each.name, "kind": each.kind, "summary": each.summary, "required": each.required}
                   for each in self._server.service.fields]  # fmt: skip
         settings = self._server.settings
-        told = {"name": settings.name, "version": __version__, "extensions": [], "predict": settings.predict_route}
-        return JSONResponse({**told, "inputs": inputs, **settings.card})
+        metadata = {"name": settings.name, "version": __version__, "extensions": [], "predict": settings.predict_route}
+        return JSONResponse({**metadata, "inputs": inputs, **settings.card})
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"live": True})
@@ -267,8 +267,8 @@ def _with_error_handling(server: Server, path: str, handler: Handler, *, open_: 
         seconds = time.perf_counter() - began
         server.gauges.requests.labels(path, str(response.status_code)).inc()
         server.gauges.seconds.labels(path).observe(seconds)
-        log.info("request", extra={"told": {"method": request.method, "path": path, "status": response.status_code,
-                                            "ms": round(seconds * 1000, 1)}})  # fmt: skip
+        fields = {"method": request.method, "path": path, "status": response.status_code}
+        log.info("request", extra={"request_fields": {**fields, "ms": round(seconds * 1000, 1)}})
         return response
 
     return guarded
@@ -360,5 +360,5 @@ def _explain(parameters: Any) -> bool:
         raise bad_request('parameters must be an object such as {"explain": true}', "/parameters")
     unknown = sorted(set(parameters) - {"explain"})
     if unknown:
-        raise bad_request(f'there is no parameter {unknown[0]!r}; there is "explain"', "/parameters")
+        raise bad_request(f'unknown parameter {unknown[0]!r}; the only parameter is "explain"', "/parameters")
     return bool(parameters.get("explain", False))

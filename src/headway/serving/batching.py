@@ -100,7 +100,7 @@ class Batcher:
         self._arrived.set()
         try:
             return list(await asyncio.gather(*(each.answer for each in asked)))
-        except BaseException:  # also a timeout or a disconnect: nobody waits for these any more
+        except BaseException:  # also after a timeout or a disconnect: the client no longer waits for these
             for each in asked:
                 each.answer.cancel()
             raise

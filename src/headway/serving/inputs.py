@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import http.client
 import io
 import ipaddress
 import re
 import socket
-import ssl
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from headway.artifacts.predictor import Field, Instance, PredictionError, bad_request
+from headway.core import http
+from headway.core.errors import HeadwayError
 
 # Limits per request. Exceeding one is refused before it costs anything.
 
@@ -54,8 +54,8 @@ def decode_picture(body: bytes, *, pixels: int, at: str) -> NDArray[np.uint8]:
             with Image.open(io.BytesIO(body), formats=_FORMATS) as file:
                 width, height = file.size
                 if width * height > pixels:
-                    told = f"the image has {width} × {height} pixels: at most {pixels // 1_000_000} million are allowed"
-                    raise PredictionError(413, told, at=at)
+                    limit = f"at most {pixels // 1_000_000} million are allowed"
+                    raise PredictionError(413, f"the image has {width} × {height} pixels: {limit}", at=at)
                 return _upright(file)
     except UnidentifiedImageError:
         raise bad_request(f"this is not an image; supported formats: {', '.join(_FORMATS)}", at) from None
@@ -94,8 +94,8 @@ class Reader:
         if not instances:
             raise bad_request("there are no instances", "/instances")
         if len(instances) > self._limits.instances:
-            told = f"{len(instances)} instances: at most {self._limits.instances} are allowed per request"
-            raise PredictionError(413, told, at="/instances")
+            message = f"{len(instances)} instances: at most {self._limits.instances} are allowed per request"
+            raise PredictionError(413, message, at="/instances")
         return [self._as_object(each, f"/instances/{number}") for number, each in enumerate(instances)]
 
     def _as_object(self, instance: Any, at: str) -> Mapping[str, Any]:
@@ -106,7 +106,7 @@ class Reader:
             raise bad_request(f"an instance must be an object with {self._named()}", at)
         unknown = sorted(set(instance) - set(self._fields))
         if unknown:
-            raise bad_request(f"this model knows no {unknown[0]!r}: an instance has {self._named()}", at)
+            raise bad_request(f"this model has no input {unknown[0]!r}: an instance has {self._named()}", at)
         for name in required:
             if name not in instance:
                 raise bad_request(f"{name!r} is missing: an instance has {self._named()}", at)
@@ -172,11 +172,7 @@ def fetcher(limit: int, *, public_only: bool = True) -> Fetch:
             address = _address(parts.hostname, port, public_only)
         except (OSError, ValueError, UnicodeError):
             raise bad_request(f"{parts.hostname} is not a public host", at) from None
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        try:
-            return _body(_connection(parts.scheme, parts.hostname, port, address), path, limit, at)
-        except (OSError, http.client.HTTPException) as error:
-            raise bad_request(f"{parts.hostname} could not be reached: {type(error).__name__}", at) from None
+        return _body(http.Client(timeout_s=_SECONDS, max_bytes=limit, address=address), url, at)
 
     return fetch
 
@@ -189,22 +185,15 @@ def _address(host: str, port: int, public_only: bool) -> str:
     return found[0]
 
 
-def _connection(scheme: str, host: str, port: int, address: str) -> http.client.HTTPConnection:
-    made = http.client.HTTPConnection(host, port, timeout=_SECONDS)
-    plain = socket.create_connection((address, port), _SECONDS)
-    made.sock = plain if scheme == "http" else ssl.create_default_context().wrap_socket(plain, server_hostname=host)
-    return made
-
-
-def _body(connection: http.client.HTTPConnection, path: str, limit: int, at: str) -> bytes:
+def _body(client: http.Client, url: str, at: str) -> bytes:
     try:
-        connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "headway"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise bad_request(f"the URL returned status {answer.status}", at)
-        body = answer.read(limit + 1)
-        if len(body) > limit:
-            raise PredictionError(413, f"the file is larger than {limit:,} bytes", at=at)
-        return body
+        response = client.request("GET", url, headers={"Accept": "image/*"})
+    except http.TooLarge:
+        raise PredictionError(413, f"the file is larger than {client.max_bytes:,} bytes", at=at) from None
+    except HeadwayError as error:
+        raise bad_request(f"the URL could not be fetched: {error.problem.what}", at) from None
     finally:
-        connection.close()
+        client.close()
+    if response.status != 200:
+        raise bad_request(f"the URL returned status {response.status}", at)
+    return response.body

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headway._version import __version__
 from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
 from headway.artifacts.predictor import Field, bad_request
+from headway.core.html import render
 from headway.serving.inputs import HAS_LETTERS
 
 if TYPE_CHECKING:
@@ -182,13 +183,13 @@ def _operation(summary: str, schema: dict[str, Any], answer: str, form: dict[str
     if form is not None:
         content["multipart/form-data"] = {"schema": form}
     answers: dict[str, Any] = {"200": _answer("the answer", f"#/components/schemas/{answer}")}
-    for status, told in _REFUSALS.items():
-        answers[status] = _answer(told, "#/components/schemas/Problem", PROBLEM)
+    for status, description in _REFUSALS.items():
+        answers[status] = _answer(description, "#/components/schemas/Problem", PROBLEM)
     return {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": answers}
 
 
-def _answer(told: str, ref: str, kind: str = "application/json") -> dict[str, Any]:
-    return {"description": told, "content": {kind: {"schema": {"$ref": ref}}}}
+def _answer(description: str, ref: str, kind: str = "application/json") -> dict[str, Any]:
+    return {"description": description, "content": {kind: {"schema": {"$ref": ref}}}}
 
 
 def _plain(summary: str, kind: str = "application/json") -> dict[str, Any]:
@@ -292,30 +293,4 @@ def _tensor(settings: Settings, field: Field) -> dict[str, Any]:
 
 def page(document: dict[str, Any]) -> str:
     """Render the document as plain HTML: every route with its inputs."""
-    parts = []
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            parts.append(_section(method, path, operation))
-    title = html.escape(document["info"]["title"])
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}: API</title>"
-        '<meta name=viewport content="width=device-width,initial-scale=1">'
-        '<link rel=stylesheet href="/static/style.css"><main class=docs>'
-        f'<h1>{title}</h1><p><a href="/">Try it</a> · <a href="/openapi.json">openapi.json</a></p>'
-        + "".join(parts)
-        + "</main></html>"
-    )
-
-
-def _section(method: str, path: str, operation: dict[str, Any]) -> str:
-    head = f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{html.escape(operation['summary'])}</p>"
-    content = operation.get("requestBody", {}).get("content", {})
-    bodies = "".join(
-        f"<details><summary>{kind}</summary><pre>{html.escape(json.dumps(body['schema'], indent=2))}</pre></details>"
-        for kind, body in content.items()
-    )
-    answers = "".join(
-        f"<li><b>{status}</b> {html.escape(answer['description'])}</li>"
-        for status, answer in operation["responses"].items()
-    )
-    return f"<section>{head}{bodies}<ul>{answers}</ul></section>"
+    return render("headway.serving", "openapi.html", **document, json=partial(json.dumps, indent=2))

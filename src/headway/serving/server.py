@@ -101,7 +101,7 @@ class JsonLines(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "severity": record.levelname,
             "message": record.getMessage(),
-            **getattr(record, "told", {}),
+            **getattr(record, "request_fields", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -119,13 +119,13 @@ def log_to_stderr(quiet: bool = False) -> None:
 
 def port_of(environment: dict[str, str] | None = None) -> int:
     """Return the port that Vertex AI or Cloud Run expects, or 8080."""
-    said = os.environ if environment is None else environment
+    env = os.environ if environment is None else environment
     for name in ("AIP_HTTP_PORT", "PORT"):
-        if said.get(name):
+        if env.get(name):
             try:
-                return int(said[name])
+                return int(env[name])
             except ValueError:
                 raise BadInput(
-                    f"{name}={said[name]} is not a port number", fix=f"unset {name}, or give --port"
+                    f"{name}={env[name]} is not a port number", fix=f"unset {name}, or give --port"
                 ) from None
     return 8080

@@ -1,4 +1,4 @@
-"""The job file: its nouns, and how it is read, checked and written.
+"""The job file: its dataclasses, and functions that read, validate and write it.
 
 job = load("headway.yaml", set=["config.epochs=3"])     # BadJob lists every problem with line and column
 undump(dump(job)) == job                                # plain JSON, for the plan
@@ -55,7 +55,7 @@ __all__ = [
     "undump",
 ]
 
-# Imported on first use: who only needs the nouns does not pay for YAML.
+# Imported on first use: code that only needs the dataclasses does not pay for importing YAML.
 _HOMES = {
     "dump": "headway.spec.loading",
     "from_plain": "headway.spec.loading",

@@ -1,4 +1,4 @@
-"""A job file, read and checked: a Job, or a BadJob with every problem in it."""
+"""Load a job file: parse and validate it to a Job, or raise BadJob with all its problems."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headway.core.errors import BadJob, BadPlan, MissingExtra, Problem
-from headway.plugins import Catalog, Loader, shipped
-from headway.spec.fields import recorded_keys_of
-from headway.spec.model import Data, Job, Source, TargetEntry, TargetName
+from headway.core.metric_sources import metric_source_problem
+from headway.plugins import Catalog, Loader, built_in_catalog
+from headway.spec.constraints import recorded_keys_of
+from headway.spec.model import Data, DataSource, FileName, Job, Source, TargetEntry, TargetName
 from headway.spec.renamed import translate_former
 from headway.spec.rules import Node, closest_name, job_problems, members, tree_of
 from headway.spec.validate import BAD, Reader, ValidationContext
 
-# A job as plain JSON and back: numbers for durations and sizes, `as_` written as `as`. Goes into plan.json.
+# Convert a job to plain JSON and back, for plan.json: durations and sizes are numbers, `as_` is written as `as`.
 
 
 T = TypeVar("T")
 
 
 def dump(job: Job) -> dict[str, Any]:
-    """All of it, defaults included, without where the file lies. Two equal jobs give equal dumps."""
+    """Convert a job to plain JSON, with all defaults but without the file's path. Equal jobs give equal dumps."""
     plain = to_plain(job)
     assert isinstance(plain, dict)
     return plain
 
 
 def undump(plain: Mapping[str, Any], *, where: str = "job") -> Job:
-    """The job that `dump` wrote. Nothing is expanded and no file is looked for: that was done when it was loaded."""
+    """Rebuild the job from the output of `dump`. Expands no variables and checks no files: `load` has done both."""
     return from_plain(plain, Job, where=where)
 
 
 def to_plain(value: Any) -> Any:
-    """Any dataclass that a job file can hold, as JSON would give it back."""
+    """Convert any dataclass of a job file to plain JSON values."""
     if is_dataclass(value) and not isinstance(value, type):
         kept = [(key, getattr(value, key.field.name)) for key in recorded_keys_of(type(value)).values()]
-        return {key.name: to_plain(member) for key, member in kept if not key.recorded or member != key.default()}
+        return {
+            key.name: to_plain(member) for key, member in kept if not key.omitted_by_default or member != key.default()
+        }
     if isinstance(value, Mapping):
         return {str(name): to_plain(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):
@@ -48,9 +51,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(plain: Mapping[str, Any], cls: type[T], *, where: str = "plan") -> T:
-    """What `to_plain` made of a `cls`, in this version or a former one. Anything else is a BadPlan.
+    """Rebuild a `cls`, such as a recipe's config or a target's options, from the output of `to_plain`.
 
-    Such as a recipe's config or a target's options.
+    Accepts the output of former versions too. Raises BadPlan for anything else.
     """
     problems: list[Problem] = []
     try:
@@ -64,7 +67,7 @@ def from_plain(plain: Mapping[str, Any], cls: type[T], *, where: str = "plan") -
     return value  # type: ignore[no-any-return]
 
 
-MOST_PROBLEMS = 100  # shown at once; more come from a file that is no job file
+MOST_PROBLEMS = 100  # the most shown at once; a file with more is probably not a job file
 LOCAL = "local"
 
 
@@ -76,9 +79,9 @@ def load(
     env: Mapping[str, str] | None = None,
     catalog: Catalog | None = None,
 ) -> Job:
-    """The job of a file, with `key=value` overrides. Relative paths in it start at its own folder.
+    """Load a job file, with `key=value` overrides. Relative paths in it are relative to its folder.
 
-    `variables` are added to the job's `env`, their values as they are. `env` is what `${env:NAME}` is read from.
+    `variables` are added to the job's `env`, their values unexpanded. `${env:NAME}` is looked up in `env`.
     """
     text = _text(Path(path))
     return loads(text, where=str(path), root=Path(path).parent, set=set, variables=variables, env=env, catalog=catalog)
@@ -94,7 +97,7 @@ def loads(
     env: Mapping[str, str] | None = None,
     catalog: Catalog | None = None,
 ) -> Job:
-    """The job of a text. `where` is what its problems are located by."""
+    """Load a job from a text. Problems are reported at `where`:line:column."""
     problems: list[Problem] = []
     tree = _tree(text, where, problems)
     job = None
@@ -103,7 +106,7 @@ def loads(
 
         tree = put_variables(override(tree, set, problems), variables or {}, problems)
         reading = ValidationContext(problems, os.environ if env is None else env, Path(root))
-        job = _JobReader(reading, catalog or shipped()).read(tree)
+        job = _JobReader(reading, catalog or built_in_catalog()).read(tree)
     if problems:
         raise BadJob(_in_order(problems))
     assert isinstance(job, Job), "a job that could not be read has problems"
@@ -111,7 +114,7 @@ def loads(
 
 
 def _text(path: Path) -> str:
-    """The file's text. Everything that can be wrong with the file itself is a BadJob that says so."""
+    """Read the file's text. Raises BadJob if it is missing, unreadable, too large or not UTF-8."""
     from headway.spec.yaml_reader import MAX_BYTES
 
     try:
@@ -122,13 +125,13 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             body = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise _bad("there is no such file", str(path), "headway init writes one") from None
+        raise _bad("there is no such file", str(path), "headway init") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _bad(f"cannot be read: {reason}", str(path), f"ls -l {path}") from None
     if len(body) > MAX_BYTES:
         what = f"a job file has at most {MAX_BYTES:,} bytes"
-        raise _bad(what, str(path), "keep data in files of its own, and name them in `data`")
+        raise _bad(what, str(path), "move the data to files of their own, and name them in `data`")
     try:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -151,7 +154,7 @@ def _tree(text: str, where: str, problems: list[Problem]) -> Node | None:
     if problems and tree is None:
         return None
     if tree is None or tree.value is None:
-        problems.append(Problem(what="the file is empty", where=f"{where}:1:1", fix="headway init writes one"))
+        problems.append(Problem(what="the file is empty", where=f"{where}:1:1", fix="start with name: my-job"))
         return None
     if not isinstance(tree.value, dict):
         fix = "start with name: my-job"
@@ -161,15 +164,15 @@ def _tree(text: str, where: str, problems: list[Problem]) -> Node | None:
 
 
 def _in_order(problems: Sequence[Problem]) -> list[Problem]:
-    """Each once, in the file's order, and no more than a person can read."""
+    """Return the problems without duplicates, in the file's order, at most MOST_PROBLEMS of them."""
     once: dict[tuple[str, str], Problem] = {}
     for problem in problems:
-        once.setdefault((problem.where, problem.fix), problem)  # what an alias repeats is told once
+        once.setdefault((problem.where, problem.fix), problem)  # report a problem once if a YAML alias repeats it
     ordered = sorted(once.values(), key=_position)
     if len(ordered) <= MOST_PROBLEMS:
         return ordered
     rest = len(ordered) - MOST_PROBLEMS
-    return [*ordered[:MOST_PROBLEMS], Problem(what=f"and {rest} more problems", fix="mend these first")]
+    return [*ordered[:MOST_PROBLEMS], Problem(what=f"and {rest} more problems", fix="fix these first")]
 
 
 def _position(problem: Problem) -> tuple[int, int]:
@@ -178,12 +181,13 @@ def _position(problem: Problem) -> tuple[int, int]:
 
 
 class _JobReader:
-    """A job out of a tree: the general reader, and the three keys whose meaning is somebody else's."""
+    """Build a job from a tree. A recipe defines what `config` may contain, and each kind of target its options."""
 
-    def __init__(self, to: ValidationContext, catalog: Catalog) -> None:
-        self.to = to
+    def __init__(self, context: ValidationContext, catalog: Catalog) -> None:
+        self.context = context
         self.catalog = catalog
-        self.reader = Reader(to)
+        self.reader = Reader(context)
+        self._named_data: Mapping[str, str] = {}
 
     def read(self, tree: Node) -> Any:
         recipe = members(tree).get("recipe")
@@ -191,13 +195,46 @@ class _JobReader:
             "recipe": self._recipe,
             "config": lambda node, path: self._config(node, path, recipe),
             "targets": self._targets,
+            "data": lambda node, path: self._data(node, path, recipe),
+            "metrics": self._metrics,
         }
-        self.to.problems.extend(job_problems(tree))
+        self.context.problems.extend(job_problems(tree))
         job = self.reader.dataclass(tree, Job, own=own)
-        return job if job is BAD or job.data != Data() else replace(job, data=self._own_data(job.recipe))
+        if job is BAD:
+            return BAD
+        data = self._own_data(job.recipe) if job.data == Data() else job.data
+        return replace(job, data=data, named_data=self._named_data)
+
+    def _data(self, node: Node | None, path: str, recipe: Node | None) -> Any:
+        """The lists of sources; for a project also any other name, with a single path or URL."""
+        given = members(node) if node is not None else {}
+        if node is None or recipe is not None or not given:
+            return Data() if node is None or node.value is None else self.reader.value(node, Data, path)
+        lists = {name: each for name, each in given.items() if isinstance(each.value, tuple)}
+        named = {name: each for name, each in given.items() if name not in lists}
+        data = self.reader.value(replace(node, value=lists), Data, path)
+        paths = self.reader.value(replace(node, value=named), Mapping[FileName, DataSource], path)
+        self._named_data = {} if paths is BAD else paths
+        return BAD if paths is BAD else data
+
+    def _metrics(self, node: Node | None, path: str) -> Any:
+        """The sources of a project's metrics. None is the default: all usual ones."""
+        if node is None or node.value is None:
+            return None
+        entries = self.reader.value(node, tuple[str, ...], path)
+        if entries is BAD or not isinstance(node.value, tuple):
+            return BAD
+        wrong = [self._wrong_metric(entry, each, path) for each, entry in zip(entries, node.value, strict=True)]
+        return BAD if any(wrong) else entries
+
+    def _wrong_metric(self, node: Node, entry: str, path: str) -> bool:
+        found = metric_source_problem(entry)
+        if found is not None:
+            self.context.report(f"{path}: {found[0]}", node.where, found[1])
+        return found is not None
 
     def _own_data(self, recipe: str | None) -> Data:
-        """What a recipe brings along, for a job that names no data."""
+        """Return the recipe's built-in data, for a job that names no data."""
         source = self.catalog.data.get(recipe or "")
         if source is None:
             return Data()
@@ -213,10 +250,10 @@ class _JobReader:
     def _unknown(self, node: Node | None, what: str, name: str, known: Mapping[str, Loader]) -> Any:
         near = closest_name(name, known)
         fix = f"did you mean {near}?" if near else f"write one of {', '.join(sorted(known))}"
-        return self.to.report(f"unknown {what} '{name[:60]}'", node.where if node else "", fix)
+        return self.context.report(f"unknown {what} '{name[:60]}'", node.where if node else "", fix)
 
     def _config(self, node: Node | None, path: str, recipe: Node | None) -> Any:
-        """A recipe's settings, its defaults filled in; a script's as they are."""
+        """Read the config: a recipe's with its defaults, a script's unchanged."""
         described_by = self.catalog.recipes.get(recipe.value) if recipe and isinstance(recipe.value, str) else None
         if recipe is None or described_by is None:
             return {} if node is None else self.reader.value(node, Mapping[str, Any], path)
@@ -224,7 +261,7 @@ class _JobReader:
         return BAD if found is BAD else to_plain(found)
 
     def _targets(self, node: Node | None, path: str) -> Any:
-        """The named places. `local` is always among them."""
+        """Read the targets. `local` is always one of them."""
         if node is not None and not isinstance(node.value, dict):
             return self.reader.value(node, Mapping[str, TargetEntry], path)  # reports that it is no mapping
         given = members(node) if node is not None else {}
@@ -240,14 +277,14 @@ class _JobReader:
         kind = node.value.get("kind")
         if kind is None:
             known = ", ".join(sorted(self.catalog.targets))
-            return self.to.report(f"{here}.kind is missing", node.where, f"add kind: one of {known}")
+            return self.context.report(f"{here}.kind is missing", node.where, f"add kind: one of {known}")
         word = self.reader.value(kind, str, f"{here}.kind")
         if word is BAD:
             return BAD
         if word not in self.catalog.targets:
             return self._unknown(kind, "kind of target", word, self.catalog.targets)
         if name == LOCAL and word != LOCAL:
-            return self.to.report(f"{here} is always this machine", kind.where, "give this target another name")
+            return self.context.report(f"{here} is always this machine", kind.where, "give this target another name")
         options = self._options(node, word, here)
         return TargetEntry(kind=word, options=options) if fits and options is not BAD else BAD
 
@@ -255,7 +292,7 @@ class _JobReader:
         rest = replace(node, value={name: member for name, member in members(node).items() if name != "kind"})
         try:
             described_by = self.catalog.targets[kind]()
-        except MissingExtra:  # this file also serves machines that have it; using the target here says what to install
+        except MissingExtra:  # other machines may have the extra; using the target on this one reports it
             return self.reader.value(rest, Mapping[str, Any], path)
         found = self.reader.dataclass(rest, described_by, path)
         return BAD if found is BAD else to_plain(found)

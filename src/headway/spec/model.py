@@ -1,10 +1,10 @@
-"""The job file's nouns. Frozen, typed, no behaviour, no knowledge of any target.
+"""The dataclasses of the job file: frozen, typed, without behaviour and independent of any target.
 
-Durations are seconds and sizes are bytes here; `units` reads and writes what people type.
+Durations are seconds and sizes are bytes here; `units` parses and formats the text that people type.
 The field comments become the descriptions in the published JSON Schema and in docs/job-file.md.
 
-A mark beside a type says more than the type can: how it is typed, its bounds, what it may name.
-`marks` gives each its meaning. Recipes' configs and targets' options use the same ones.
+A mark in an annotation adds to the type: the format of the text, its bounds, or what it may name. `constraints` defines
+the marks; recipes' configs and targets' options use the same ones.
 """
 
 from __future__ import annotations
@@ -23,41 +23,62 @@ Location = Annotated[str, "env", "location"]  # a folder or an object store's UR
 Weights = Annotated[str, "env", "weights"]  # a run, a bundle or a file
 LocalFolder = Annotated[str, "env", "local folder"]
 DataSource = Annotated[str, "env", "source"]  # a location, a web address, or builtin:NAME
-Text = Annotated[str, "text"]  # numbers and true/false are taken as they are typed
-ReferenceText = Annotated[str, "env", "text"]
+Text = Annotated[str, "text"]  # numbers and true/false are read as text
+ReferenceText = Annotated[str, "env", "text", "placeholders"]
 JobName = Annotated[str, "job name"]
 TargetName = Annotated[str, "target name"]
+TrackerName = Annotated[str, "tracker"]  # a key of `headway.plugins.TRACKERS`
 FileName = Annotated[str, "file name"]
 Variable = Annotated[str, "variable"]  # the name of an environment variable
-SecretReference = Annotated[str, "secret"]  # where a secret lies, never the secret
+SecretReference = Annotated[str, "secret"]  # a reference to a secret, never its value
 ProjectFile = Annotated[str, "project file"]  # exists below the job file's folder
+MetricSource = Annotated[str, "metric source"]  # the name of a source, or a pattern with named groups
+Template = Annotated[str, "text", "placeholders"]  # {run_dir} and the like are filled in where it runs
+Words = Annotated[tuple[Template, ...], "words"]  # a list, or one text that is split as a shell would
+OPTIONAL = {"key": "optional"}  # left out of plans where it has its default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """One data set, or part of one."""
+    """A data set, or part of one."""
 
     source: DataSource  # a folder, a URL (gs://, s3://, az://, https://) or `builtin:NAME`
     weight: Annotated[float, "> 0"] = 1.0  # how often it is drawn from, relative to the other sources
-    split: FileName | None = None  # which split to read; by default the one that carries the list's name
+    split: FileName | None = None  # the split to read; by default the one with the name of the list: train, val or test
     limit: Annotated[int, ">= 1"] | None = None  # at most this many rows
     where: Mapping[str, Any] = field(default_factory=dict)  # keep only rows with these values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """What is read. Left out, a recipe that has drawn data of its own uses it (`builtin:scenes` for captioning)."""
+    """The data to train and evaluate on. By default the recipe's built-in data (`builtin:scenes` for captioning)."""
 
-    train: tuple[Source, ...] = ()  # what the model learns from
-    val: tuple[Source, ...] = ()  # what checkpoints are chosen by
-    test: tuple[Source, ...] = ()  # what `headway eval` reports
+    train: tuple[Source, ...] = ()  # training data
+    val: tuple[Source, ...] = ()  # validation data, by which the best checkpoint is chosen
+    test: tuple[Source, ...] = ()  # test data, on which `headway eval` scores the model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """How a project continues from the files that it has saved."""
+
+    args: Words = ()  # added to the arguments: [--resume, "{run_dir}/last.pth"]
+    if_exists: Template | None = None  # only if this run has written that file (in its folder, or a full path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndsWhen:
+    """When a program that never exits by itself has finished: its files are kept and the run counts as finished."""
+
+    output: str | None = None  # it prints this text (a regular expression) …
+    idle: Seconds | None = None  # … and nothing more for this long; alone: after its last output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """The finished model, as a bundle that needs none of the training code's state."""
+    """Where to publish the finished model, as a self-contained bundle."""
 
-    to: Location | None = None  # publish the bundle here besides the run folder, atomically
+    to: Location | None = None  # publish the bundle here too, atomically, besides the run folder
     name: FileName | None = None  # the model's name; by default the job's
 
 
@@ -72,17 +93,17 @@ class Cadence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """When checkpoints are written, and which are kept."""
+    """When to write checkpoints, and which to keep."""
 
     every: Cadence | None = None  # by default 10m, and 2m on spot machines
-    keep_last: Annotated[int, ">= 1"] = 3  # the newest, to resume from
-    keep_best: Annotated[int, ">= 0"] = 1  # the best by the score that chooses, to export
-    keep_every: Cadence | None = None  # kept for good, besides the last and the best
+    keep_last: Annotated[int, ">= 1"] = 3  # how many of the newest to keep, to resume from
+    keep_best: Annotated[int, ">= 0"] = 1  # how many of the best by validation score to keep, to export
+    keep_every: Cadence | None = None  # how often to keep one permanently, besides the newest and the best
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerator:
-    """Typed as `T4:1`: the kind, and how many on each node."""
+    """Accelerators per node. Typed as `T4:1`: the type, and how many."""
 
     kind: str
     count: int = 1
@@ -90,123 +111,160 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What each node must have, and how many nodes."""
+    """The number of nodes, and the resources of each."""
 
-    accelerator: Accelerator | None = None  # T4:1, L4:4, A100:8, …; none trains on the CPU
-    machine: str | None = None  # the cloud's name for it: n1-standard-8
+    accelerator: Accelerator | None = None  # T4:1, L4:4, A100:8, …; by default none: train on the CPU
+    machine: str | None = None  # the cloud's machine type: n1-standard-8
     nodes: Annotated[int, ">= 1"] = 1  # machines, or pods
-    processes: Annotated[int, ">= 1"] | Literal["auto"] = "auto"  # ranks on each node; auto: one for each accelerator
-    cpus: Annotated[int, ">= 1"] | None = None  # on each node
-    memory: Bytes | None = None  # on each node
-    disk: Bytes | None = None  # on each node
-    spot: bool = False  # cheaper machines that may be taken away; the run resumes by itself
+    processes: Annotated[int, ">= 1"] | Literal["auto"] = "auto"  # ranks per node; auto: one per accelerator
+    cpus: Annotated[int, ">= 1"] | None = None  # per node
+    memory: Bytes | None = None  # per node
+    disk: Bytes | None = None  # per node
+    spot: bool = False  # use cheaper machines that the cloud may preempt; the run resumes automatically
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """A total over all attempts and nodes. At its end the best so far is exported."""
+    """Limits for the whole run, over all attempts and nodes. When one is reached, the best model so far is exported."""
 
-    usd: Annotated[float, "> 0"] | None = None  # dollars, by the price that `headway plan` shows
-    hours: Annotated[float, "> 0"] | None = None  # of running; waiting in a queue is not counted
+    usd: Annotated[float, "> 0"] | None = None  # US dollars, at the price that `headway plan` shows
+    hours: Annotated[float, "> 0"] | None = None  # hours of running; time in a queue does not count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Secret:
-    """A reference, never a value. Typed as `env:NAME`, or `{ref: env:NAME, as: file}`."""
+    """A reference to a secret, never its value. Typed as `env:NAME`, or `{ref: env:NAME, as: file}`."""
 
     ref: SecretReference  # env:NAME, file:PATH, gcp-sm://NAME, aws-sm://NAME or k8s://SECRET/KEY
-    as_: Literal["env", "file"] = "env"  # the variable holds the value, or the path of a file with the value
+    as_: Literal["env", "file"] = "env"  # whether the variable contains the value, or the path of a file with the value
+    # With `as: file`: where the project reads it, in its own folder. Written before it starts, never kept.
+    at: Annotated[str, "project path"] | None = field(default=None, metadata={"key": "optional"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """The container image, for the targets that use one. A ready `uri`, or a `base` and a `repository` to build one."""
+    """The container image, for targets that use one: an existing `uri`, your own `dockerfile`, or a `base` on which
+    Headway builds one."""
 
-    base: ReferenceString | None = None  # what our Dockerfile starts from
-    repository: ReferenceString | None = None  # where the built one goes: us-docker.pkg.dev/PROJECT/REPO/NAME
-    uri: ReferenceString | None = None  # a ready image, used as it is
+    base: ReferenceString | None = None  # base image of the generated Dockerfile
+    repository: ReferenceString | None = None  # where to push the built image: us-docker.pkg.dev/PROJECT/REPO/NAME
+    uri: ReferenceString | None = None  # an existing image, used unchanged
+    dockerfile: ProjectFile | None = field(default=None, metadata=OPTIONAL)  # your own Dockerfile, built as it is …
+    # … with this folder as its build context; by default the job file's folder
+    context: Annotated[str, "project path"] = field(default=".", metadata=OPTIONAL)
+    # the platform to build for, or to pull; by default the target's
+    platform: Annotated[str, "platform"] | None = field(default=None, metadata=OPTIONAL)
+    # In plans alone: the text of the Dockerfile, and a hash of the files of its context.
+    dockerfile_text: str = field(default="", metadata={"key": "recorded"})
+    context_sha256: str = field(default="", metadata={"key": "recorded"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
-    """Remote data, kept on the machine's own disk."""
+    """Cache of remote data on the machine's disk."""
 
-    dir: LocalFolder | None = None  # where; by default a folder of the user's cache
-    size: Bytes | None = None  # at most this much; the least used goes first
+    dir: LocalFolder | None = None  # its folder; by default one in the user's cache folder
+    size: Bytes | None = None  # the most it may hold; the least recently used data is evicted first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mount:
-    """A file system that the target mounts. Exactly one of `nfs`, `pvc` and `path`."""
+    """A file system that the target mounts: exactly one of `nfs`, `pvc` and `path`."""
 
-    at: Annotated[str, "absolute path"]  # the path inside
+    at: Annotated[str, "absolute path"]  # where to mount it, as seen by the training
     nfs: Annotated[str, "nfs export"] | None = None  # server:/export
-    pvc: str | None = None  # a Kubernetes volume claim
-    path: Annotated[str, "absolute path"] | None = None  # a folder of the machine
-    read_only: bool = False  # nothing may be written there
+    pvc: str | None = None  # a Kubernetes PersistentVolumeClaim
+    path: Annotated[str, "absolute path"] | None = None  # a folder on the machine
+    read_only: bool = False  # mount it read-only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notify:
-    """Who is told when a run ends, fails or nears its budget."""
+    """Notifications when a run ends, fails or nears its budget."""
 
     webhook: SecretReference | None = None  # a secret reference to a Slack-compatible URL
-    command: str | None = None  # run on this machine with HEADWAY_EVENT set
+    command: str | None = None  # a command to run on this machine, with HEADWAY_EVENT set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A stretch of training with its own settings."""
+    """A phase of training with its own settings."""
 
     name: FileName  # its best checkpoint is called NAME_best
-    epochs: Annotated[int, ">= 1"]  # how long it lasts
+    epochs: Annotated[int, ">= 1"]  # its length
     lr: Annotated[float, "> 0"] | None = None  # the learning rate; by default the config's
-    train: tuple[str, ...] = ("*",)  # parameter name patterns that learn in this phase
-    sampler: str | None = None  # how rows are drawn; by default the config's
-    best: str | None = None  # the metric that chooses this phase's best checkpoint
+    train: tuple[str, ...] = ("*",)  # patterns of parameter names to train in this phase
+    sampler: str | None = None  # how to sample rows; by default the config's
+    best: str | None = None  # the metric by which this phase's best checkpoint is chosen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetEntry:
-    """One named place. Its options belong to its kind and are checked by it."""
+    """A place to run, by name. Its kind defines and validates its options."""
 
     kind: str  # local, kubernetes, vertex, ssh, …
     options: Mapping[str, Any] = field(default_factory=dict)  # defaults filled in; typed beside `kind`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What headway.yaml says."""
+class ProjectDependencies:
+    """What a project's pyproject.toml or setup.py says about its dependencies. Recorded in plans, never typed."""
 
-    name: JobName  # lower case letters, digits and dashes, at most 40: runs are named after it
-    recipe: str | None = None  # a recipe that ships with Headway …
-    script: ProjectFile | None = None  # … or your own script, of any framework
-    args: tuple[Text, ...] = ()  # the script's arguments
+    source: str = ""  # the file; empty if there is none
+    listed: tuple[str, ...] = ()  # requirements that the file lists
+    install: bool = False  # whether to install the project itself (pip install .), with whatever it requires besides
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A job: the contents of headway.yaml."""
+
+    name: JobName  # lower case letters, digits and dashes, at most 40 characters; runs are named after it
+    recipe: str | None = None  # a recipe that comes with Headway …
+    script: ProjectFile | None = None  # … or your own script, in any framework …
+    module: Annotated[str, "module"] | None = field(default=None, metadata=OPTIONAL)  # … or python -m MODULE …
+    notebook: ProjectFile | None = field(default=None, metadata=OPTIONAL)  # … or a notebook, executed and kept …
+    command: Words = field(default=(), metadata=OPTIONAL)  # … or any command line, in the project's folder
+    args: Words = ()  # arguments of the script or module; NAME=VALUE parameters of a notebook
+    python: ReferenceString | None = field(default=None, metadata=OPTIONAL)  # interpreter of your own environment
+    resume: Resume = field(default_factory=Resume, metadata=OPTIONAL)  # how your program continues from its files
+    keep: tuple[Text, ...] = field(default=(), metadata=OPTIONAL)  # which files to keep; by default all it writes
+    keep_limit: Bytes | None = field(
+        default=None, metadata=OPTIONAL
+    )  # the most to keep of what it writes; default: 50GB
+    ends_when: EndsWhen = field(default_factory=EndsWhen, metadata=OPTIONAL)  # for a program that does not exit
+    # where to read your program's metrics: names of sources, patterns with named groups; default: the usual ones
+    metrics: tuple[MetricSource, ...] | None = field(default=None, metadata=OPTIONAL)
     config: Mapping[str, Any] = field(default_factory=dict)  # the recipe's settings, or your script's run.config
-    seed: Annotated[int, ">= 0"] = 0  # same seed, same machine: same weights
-    data: Data = field(default_factory=Data)  # what is read
-    outputs: Location = "runs"  # a folder, gs://, s3:// or az://: run folders go here
-    export: Export = field(default_factory=Export)  # where the finished model goes
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when one is written, and which are kept
-    phases: tuple[Phase, ...] = ()  # stretches of training, one after the other
+    seed: Annotated[int, ">= 0"] = 0  # the same seed gives the same weights on the same machine
+    data: Data = field(default_factory=Data)  # the data to read; a project may use any names: {splits: gs://…}
+    outputs: Location = "runs"  # where to create run folders: a folder, gs://, s3:// or az://
+    export: Export = field(default_factory=Export)  # where to publish the finished model
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when to write checkpoints, and which to keep
+    phases: tuple[Phase, ...] = ()  # phases of training, one after the other
     init_from: Weights | None = None  # start from the weights of a run or a bundle
-    exact: bool = False  # on GPUs: deterministic algorithms, at their cost
+    exact: bool = False  # use deterministic algorithms on GPUs, which are slower
     resources: Resources = field(default_factory=Resources)  # machines, accelerators, memory
-    budget: Budget = field(default_factory=Budget)  # a total over all attempts and nodes
-    max_wait: Seconds | None = None  # in a queue; not counted as spent
-    retries: Annotated[int, ">= 0"] = 3  # restarts in place after a crash, over all attempts
-    secrets: Mapping[Variable, Secret] = field(default_factory=dict)  # variable: where its value lies
-    log_to: tuple[Literal["mlflow", "tensorboard", "wandb"], ...] = ()  # trackers besides the run folder
+    budget: Budget = field(default_factory=Budget)  # limits in dollars and hours, over all attempts and nodes
+    max_wait: Seconds | None = None  # the longest time to wait in a queue; not counted as spent
+    retries: Annotated[int, ">= 0"] = 3  # how often to restart after a crash, over all attempts
+    secrets: Mapping[Variable, Secret] = field(default_factory=dict)  # variable: reference to its secret
+    log_to: tuple[TrackerName, ...] = ()  # trackers, besides the run folder
     env: Mapping[Variable, ReferenceText] = field(default_factory=dict)  # environment variables of every rank
     image: Image = field(default_factory=Image)  # the container image, for the targets that use one
-    requirements: ProjectFile | None = None  # a pip requirements file, for places without an image
-    setup: tuple[str, ...] = ()  # shell commands before the first start, for places without an image
-    cache: Cache = field(default_factory=Cache)  # remote data on the machine's own disk
+    # a pip requirements file to install; by default the project's pyproject.toml or setup.py
+    requirements: ProjectFile | None = None
+    setup: tuple[str, ...] = ()  # shell commands before the first start; of a generated image: when it is built
+    cache: Cache = field(default_factory=Cache)  # cache of remote data on the machine's disk
     mounts: tuple[Mount, ...] = ()  # file systems that the target mounts
-    notify: Notify = field(default_factory=Notify)  # who is told
-    targets: Mapping[TargetName, TargetEntry] = field(default_factory=dict)  # named places; `local` is always there
+    notify: Notify = field(default_factory=Notify)  # notifications when a run ends, fails or nears its budget
+    targets: Mapping[TargetName, TargetEntry] = field(default_factory=dict)  # places to run; `local` is always defined
 
-    # Not a key of the file: where it lies. Relative paths start here. Left out of plans, which must not depend on it.
+    # The files and folders that a project names under `data`, each one path or URL: {data.NAME} is its path.
+    named_data: Mapping[FileName, DataSource] = field(default_factory=dict, metadata={"key": "recorded"})
+    # In plans alone: what to install of a project without `requirements`, from its pyproject.toml or setup.py.
+    dependencies: ProjectDependencies = field(default_factory=ProjectDependencies, metadata={"key": "recorded"})
+    # Not a key of the file: its folder, to which paths are relative. Not in plans, which must not depend on it.
     root: str = field(default=".", compare=False, metadata={"key": False})
 
     @classmethod

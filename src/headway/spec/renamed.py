@@ -1,4 +1,4 @@
-"""Former spellings of options. Job files that use one are refused, records that use one are translated.
+"""Former spellings of options. Headway refuses job files that use one, and translates records that use one.
 
 A dataclass of options lists them in one table, `RENAMED`, which serves both:
 
@@ -21,19 +21,19 @@ class FormerKey(Protocol):
 
     @property
     def to(self) -> str:
-        """The option that takes its place."""
+        """The option that replaces it."""
 
     def applies(self, value: Any) -> bool:
-        """Whether a key with this value is meant as it formerly was."""
+        """Return whether a key with this value has its former meaning."""
 
     def translate(self, value: Any) -> dict[str, Any]:
-        """Return the options of today that have the same effect."""
+        """Return the current options that have the same effect."""
 
     def change(self, value: Any) -> str:
-        """Return what has changed, to follow the key's path in a message."""
+        """Describe the change, as a text that follows the key's path in a message."""
 
     def instead(self, value: Any) -> str:
-        """Return what to write; empty if it is the options that `translate` returns."""
+        """Return what to write instead; empty: the options that `translate` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Renamed:
     """An option with a new name or, if `values` has any, with new values."""
 
     to: str
-    values: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)  # former value -> the options of today
+    values: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)  # former value -> current options
 
     def applies(self, value: Any) -> bool:
         return not self.values or any(_same(value, former) for former in self.values)
@@ -66,14 +66,14 @@ def _same(value: Any, former: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ShareOfSteps:
-    """An option that was a share of the training's steps and is their number today.
+    """An option that was a share of the training steps and is a number of steps now.
 
-    Only a training knows its number of steps, so a record's share is kept, as an option that job files do not have.
+    The total is known only during training, so a recorded share is kept, as an option that job files do not have.
     """
 
     to: str
     kept: str  # the option of records
-    default: float  # the share that today's default stands for
+    default: float  # the share that the current default corresponds to
 
     def applies(self, value: Any) -> bool:
         return isinstance(value, float) and 0 <= value < 1
@@ -102,7 +102,7 @@ def renamed_in(cls: Any) -> Mapping[str, FormerKey]:
 
 
 def translate_former(cls: Any, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate recorded options to the names and values that `cls` has today."""
+    """Translate recorded options to the current names and values of `cls`."""
     table, found = renamed_in(cls), dict[str, Any]()
     for name, value in plain.items():
         former = table.get(name)
@@ -111,7 +111,7 @@ def translate_former(cls: Any, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_config(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a recorded job by the names of today. A script's is returned as it is."""
+    """Return the config of a recorded job with current names. A script's config is returned unchanged."""
     from headway.plugins import RECIPES
 
     config, recipe = dict(job.get("config") or {}), RECIPES.get(str(job.get("recipe")))
@@ -119,12 +119,12 @@ def current_config(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(options: Mapping[str, Any]) -> str:
-    """Spell options as a job file has them."""
+    """Format options as in a job file."""
     return ", ".join(f"{name}: {_text(value)}" for name, value in options.items())
 
 
 def overrides(options: Mapping[str, Any], under: str) -> str:
-    """Spell options as the command line has them."""
+    """Format options as `--set` arguments of the command line."""
     return " ".join(f"--set {under}.{name}={_text(value)}" for name, value in options.items())
 
 

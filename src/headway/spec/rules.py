@@ -1,4 +1,4 @@
-"""What a type cannot say: keys that exclude each other, names that are taken, secrets in the wrong place."""
+"""Validation across keys: exclusive keys, reserved names, secrets in the wrong place."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from itertools import combinations
 from typing import Any
 
 from headway.core.errors import Problem
+from headway.core.placeholders import DATA, PLACEHOLDERS, placeholder_names
 from headway.spec.model import Image, Job, Mount
 
-# The document: a tree of values that remember where they stand. Files, overrides and plans all become one.
+# The document: a tree of values with their positions, made from files, overrides and plans alike.
 
 Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value. `where` is file:line:column, or the override or the path it came from."""
+    """A value. `where` is file:line:column, or the override or the path it came from."""
 
     value: Scalar | tuple[Node, ...] | dict[str, Node]
     where: str
-    key: str = ""  # where its key stands, if it is a member of a mapping
-    text: str = ""  # the scalar as it was typed, before it became a number
-    loose: bool = False  # from the command line, where nobody quotes: a text field takes `text`
-    literal: bool = False  # a text as it is: `${env:NAME}` and `$NAME` in it stay
+    key: str = ""  # position of its key, if it is a member of a mapping
+    text: str = ""  # the scalar as typed, before conversion to a number
+    loose: bool = False  # from the command line, where users do not quote: a text field takes `text`
+    literal: bool = False  # an unexpanded text: `${env:NAME}` and `$NAME` in it stay
 
     @property
     def key_or_value(self) -> str:
-        """Where to point for a problem with the key itself."""
+        """Return the position to report for a problem with the key itself."""
         return self.key or self.where
 
 
 def members(node: Node) -> dict[str, Node]:
-    """A mapping's members; none if it is something else, which somebody else reports."""
+    """Return a mapping's members; none if it is not a mapping, which `validate` reports."""
     return node.value if isinstance(node.value, dict) else {}
 
 
 def tree_of(plain: Any, where: str) -> Node:
-    """Plain JSON as a tree, each value placed by its path: what `dump` wrote is read by the same reader."""
+    """Convert plain JSON to a tree, with paths as positions, so that one reader serves job files and plans."""
     if isinstance(plain, Mapping):
         return Node({str(key): tree_of(value, f"{where}.{key}") for key, value in plain.items()}, where)
     if isinstance(plain, (list, tuple)):
@@ -49,26 +50,42 @@ def tree_of(plain: Any, where: str) -> Node:
 
 # Rules that span several keys
 
-# How many ranks a job asks for.
+# Number of ranks of a job
 
 
 def processes(job: Job) -> int:
-    """Ranks on each node: one for each accelerator, or one."""
+    """Return the ranks per node: by default one per accelerator, or one."""
     if job.resources.processes != "auto":
         return job.resources.processes
     return job.resources.accelerator.count if job.resources.accelerator else 1
 
 
-# Of these keys a mapping must have exactly one.
-ONE_OF: dict[type, tuple[str, ...]] = {Job: ("recipe", "script"), Mount: ("nfs", "pvc", "path")}
+# A mapping must have exactly one of these keys.
+PROGRAMS = ("recipe", "script", "module", "notebook", "command")
+ONE_OF: dict[type, tuple[str, ...]] = {Job: PROGRAMS, Mount: ("nfs", "pvc", "path")}
 
-# The second makes no sense beside the first.
+# The second key has no meaning together with the first.
 NOT_BESIDE: dict[type, tuple[tuple[str, str, str], ...]] = {
-    Job: (("recipe", "args", "write the recipe's settings under config"),),
-    Image: (
-        ("uri", "base", "remove one: `uri` is used as it is, `base` is built upon"),
-        ("uri", "repository", "remove one: `uri` is used as it is, what is built goes to `repository`"),
+    Job: (
+        ("recipe", "args", "write the recipe's settings under config"),
+        ("command", "args", "write all words in command"),
+        ("command", "python", "name the interpreter in command"),
+        *(
+            ("recipe", key, "remove it: recipes do not need it")
+            for key in ("resume", "keep", "keep_limit", "ends_when", "metrics", "python")
+        ),
     ),
+    Image: (
+        ("uri", "base", "remove one: `uri` is an existing image, `base` is the base of an image to build"),
+        ("uri", "repository", "remove one: `uri` is an existing image, `repository` is for an image to build"),
+        ("uri", "dockerfile", "remove one: `uri` is an existing image, `dockerfile` builds one"),
+        ("base", "dockerfile", "remove `base`: your Dockerfile names its own base image"),
+    ),
+}
+
+# The first key has a meaning only together with the second.
+ONLY_BESIDE: dict[type, tuple[tuple[str, str, str], ...]] = {
+    Image: (("context", "dockerfile", "add dockerfile: …, or remove context"),),
 }
 
 SET_BY_HEADWAY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG")
@@ -81,7 +98,7 @@ _REFERENCED = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def conflicts(cls: type, given: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """(what, key, fix) for keys that are missing or too many; an empty key means the mapping as a whole."""
+    """Yield (what, key, fix) for missing or conflicting keys; an empty key means the whole mapping."""
     given = list(given)
     choice = ONE_OF.get(cls, ())
     chosen = [name for name in given if name in choice]
@@ -92,6 +109,9 @@ def conflicts(cls: type, given: Iterable[str]) -> Iterator[tuple[str, str, str]]
     for first, second, fix in NOT_BESIDE.get(cls, ()):
         if first in given and second in given:
             yield f"{second} cannot be used together with {first}", second, fix
+    for key, other, fix in ONLY_BESIDE.get(cls, ()):
+        if key in given and other not in given:
+            yield f"{key} has no meaning without {other}", key, fix
 
 
 def _join_names(names: tuple[str, ...]) -> str:
@@ -99,15 +119,21 @@ def _join_names(names: tuple[str, ...]) -> str:
 
 
 def job_problems(tree: Node) -> Iterator[Problem]:
-    """What is wrong across keys. Looks at the tree, so that a problem elsewhere hides nothing here."""
+    """Yield problems across keys. Checks the tree, so that problems in other keys do not hide these."""
     job = members(tree)
     env, secrets = _under(job, "env"), _under(job, "secrets")
     yield from _variables(env, "env")
     yield from _variables(secrets, "secrets")
     yield from _plaintext_secrets(env)
+    yield from _unknown_placeholders(job)
+    for name, node in secrets.items():
+        kind = members(node).get("as")
+        if "at" in members(node) and (kind is None or kind.value != "file"):
+            where = members(node)["at"].key_or_value
+            yield Problem(what=f"secrets.{name}.at is only for files", where=where, fix="add as: file")
     for name in secrets:
         if name in env:
-            what = f"{name} stands in env and in secrets"
+            what = f"{name} is both in env and in secrets"
             yield Problem(what=what, where=secrets[name].key_or_value, fix="keep one of the two")
     yield from _repeated(job.get("phases"), "name", "phases")
     yield from _repeated(job.get("mounts"), "at", "mounts")
@@ -124,13 +150,34 @@ def _variables(given: dict[str, Node], path: str) -> Iterator[Problem]:
 
 
 def _plaintext_secrets(env: dict[str, Node]) -> Iterator[Problem]:
-    """A value in `env` is written into the plan and the run folder, for everybody who can read them."""
+    """Report values in `env` that look like secrets: everybody who can read the run folder can read them."""
     for name, node in env.items():
         held = [name] if node.literal else [name, *_REFERENCED.findall(node.text)]
         secret = next((each for each in held if _SECRET_NAME.search(each)), None)
         if secret:
-            what = f"env.{name} looks like a secret, and everybody who can read the run could read it"
+            what = f"env.{name} looks like a secret, and everybody who can read the run folder could read it"
             yield Problem(what=what, where=node.where, fix=f"write it under secrets, as {name}: env:{secret}")
+
+
+def _unknown_placeholders(job: dict[str, Node]) -> Iterator[Problem]:
+    known = {*PLACEHOLDERS, *(f"{DATA}{name}" for name in _under(job, "data"))}
+    resume = _under(job, "resume")
+    values = [job.get("command"), job.get("args"), resume.get("args"), resume.get("if_exists")]
+    for node in [*_texts(values), *_texts(_under(job, "env").values())]:
+        for name in placeholder_names(node.text):
+            if name not in known and not node.literal:
+                near = closest_name(name, known)
+                listed = ", ".join(f"{{{each}}}" for each in sorted(known))
+                fix = f"did you mean {{{near}}}?" if near else f"there are {listed}"
+                what = f"unknown placeholder {{{name}}}"
+                yield Problem(what=what, where=node.where, fix=f"{fix}; for the text itself write {{{{{name}}}}}")
+
+
+def _texts(nodes: Iterable[Node | None]) -> Iterator[Node]:
+    """The texts in nodes, each alone or in a list."""
+    for node in nodes:
+        if node is not None:
+            yield from node.value if isinstance(node.value, tuple) else [node]
 
 
 def _repeated(entries: Node | None, key: str, path: str) -> Iterator[Problem]:
@@ -144,14 +191,14 @@ def _repeated(entries: Node | None, key: str, path: str) -> Iterator[Problem]:
             seen.add(node.text)
 
 
-# Did you mean …? Costs an import of difflib, only when something was mistyped.
+# Suggestions for mistyped names. Imports difflib only when needed.
 
 
-LONGEST = 60  # nobody mistypes more: comparing is quadratic in the length
+LONGEST = 60  # longer names are not compared: the comparison is quadratic in the length
 
 
 def closest_name(typed: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant, if any."""
+    """Return the known name most similar to `typed`, or None if none is similar."""
     if len(typed) > LONGEST:
         return None
     from difflib import get_close_matches
@@ -162,5 +209,5 @@ def closest_name(typed: str, known: Iterable[str]) -> str | None:
 
 
 def _letters(name: str) -> str:
-    """Case, dashes and underscores are what is confused most."""
+    """Normalise what users confuse most: case, dashes and underscores."""
     return name.lower().replace("-", "").replace("_", "")

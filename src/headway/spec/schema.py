@@ -1,6 +1,6 @@
-"""The published JSON Schema of the job file, for editors: `python -m headway.spec.schema` writes it anew.
+"""The published JSON Schema of the job file, for editors: `python -m headway.spec.schema` regenerates it.
 
-Made from the same annotations and marks as the reader uses. A test holds the file up to date.
+Generated from the annotations and marks that the reader uses. A test checks that the file is up to date.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from headway.core.errors import MissingExtra
-from headway.plugins import Catalog, shipped
-from headway.spec import fields, rules
-from headway.spec.fields import (
+from headway.plugins import Catalog, built_in_catalog
+from headway.spec import constraints, rules, units
+from headway.spec.constraints import (
     NOTHING,
     Key,
     described,
@@ -32,13 +32,13 @@ from headway.spec.fields import (
     unmarked,
 )
 from headway.spec.loading import to_plain
-from headway.spec.model import Accelerator, Cadence, Job, Secret, TargetEntry
+from headway.spec.model import Accelerator, Cadence, Data, Job, Secret, TargetEntry
 
-# The comments beside a dataclass's fields, read from its source. Only for what is generated: never when a job runs.
+# The comments of a dataclass's fields, read from its source. Used only to generate files, never in a run.
 
 
 def field_comments(cls: type[Any]) -> dict[str, str]:
-    """field -> the comment on its line, or the whole-line comments right above it."""
+    """Map each field to the comment on its line, or to the whole-line comments right above it."""
     source = textwrap.dedent(inspect.getsource(cls))
     beside, alone = _comments(source)
     body = ast.parse(source).body[0]
@@ -53,13 +53,13 @@ def field_comments(cls: type[Any]) -> dict[str, str]:
 
 
 def summary(cls: type[Any]) -> str:
-    """The first sentence of a class's docstring; a dataclass without one gets a made-up one, which says nothing."""
+    """Return the first sentence of a class's docstring; empty for the one that `dataclass` generates."""
     text = inspect.cleandoc(cls.__doc__ or "")
     return "" if text.startswith(f"{cls.__name__}(") else text.replace("\n", " ")
 
 
 def _comments(source: str) -> tuple[dict[int, str], dict[int, str]]:
-    """line -> comment, for those that share their line with code and for those that do not."""
+    """Map line to comment, separately for comments on a line of code and on a line of their own."""
     beside: dict[int, str] = {}
     alone: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -84,18 +84,19 @@ Schema = dict[str, Any]
 _SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _LIMITS = {">": "exclusiveMinimum", ">=": "minimum", "<": "exclusiveMaximum", "<=": "maximum"}
 _TEXT_FORMS: dict[Any, Schema] = {
-    Accelerator: {"type": "string", "pattern": fields.ACCELERATOR_PATTERN, "examples": ["T4:1", "A100:8"]},
-    Cadence: {"type": "string", "pattern": fields.CADENCE_PATTERN, "examples": ["10m", "500 steps", "5 epochs"]},
+    Accelerator: {"type": "string", "pattern": units.ACCELERATOR_PATTERN, "examples": ["T4:1", "A100:8"]},
+    Cadence: {"type": "string", "pattern": units.CADENCE_PATTERN, "examples": ["10m", "500 steps", "5 epochs"]},
 }
 
 
 def job_schema(catalog: Catalog) -> Schema:
-    """The schema of a job file that may name what is in the catalog."""
+    """Return the schema of a job file with the recipes and targets of the catalog."""
     definitions: dict[str, Schema] = {}
     job = _object(Job, definitions)
     job["properties"]["recipe"]["enum"] = [*sorted(catalog.recipes), None]
     job["properties"]["targets"] = _targets(catalog, definitions)
     del definitions[TargetEntry.__name__]  # each kind of target has a definition of its own
+    _named_data(job, definitions)
     job["allOf"] += [_config_of(name, catalog, definitions) for name in sorted(catalog.recipes)]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -103,6 +104,20 @@ def job_schema(catalog: Catalog) -> Schema:
         **job,
         "$defs": dict(sorted(definitions.items())),
     }
+
+
+def _named_data(job: Schema, definitions: dict[str, Schema]) -> None:
+    """Allow a project any names under `data`, each with one path or URL; a recipe has its lists only."""
+    data = definitions[Data.__name__]
+    lists = dict(data["properties"])
+    one = _simple(str, ("source",))
+    data["properties"] = {
+        name: {"description": schema.pop("description"), "anyOf": [schema, one]} for name, schema in lists.items()
+    }
+    data["additionalProperties"] = one
+    data["propertyNames"] = {"pattern": constraints.FORMS["file name"].pattern}
+    only_lists = {"properties": {name: {"type": ["array", "null"]} for name in lists}, "additionalProperties": False}
+    job["allOf"].append({"if": _given("recipe"), "then": {"properties": {"data": only_lists}}})
 
 
 def _config_of(recipe: str, catalog: Catalog, definitions: dict[str, Schema]) -> Schema:
@@ -113,14 +128,14 @@ def _config_of(recipe: str, catalog: Catalog, definitions: dict[str, Schema]) ->
 
 
 def _targets(catalog: Catalog, definitions: dict[str, Schema]) -> Schema:
-    """One named place: the keys of its kind, and no others."""
+    """Return the schema of a target: the keys of its kind and no others."""
     entries = []
     for kind in sorted(catalog.targets):
         name = f"{kind}-target"
         definitions[name] = _target(kind, catalog, definitions)
         entries.append({"$ref": _reference(name)})
     key = keys_of(Job)["targets"]
-    names = {"pattern": fields.FORMS["target name"].pattern}
+    names = {"pattern": constraints.FORMS["target name"].pattern}
     places = {"type": "object", "propertyNames": names, "additionalProperties": {"anyOf": entries}}
     return {"description": field_comments(Job)[key.field.name], **_or_nothing(places)}
 
@@ -129,7 +144,7 @@ def _target(kind: str, catalog: Catalog, definitions: dict[str, Schema]) -> Sche
     described = {"const": kind, "description": field_comments(TargetEntry)["kind"]}
     try:
         options = _object(catalog.targets[kind](), definitions)
-    except MissingExtra:  # its options are described on machines that have it
+    except MissingExtra:  # the extra is not installed: accept any options
         options = {"type": "object", "properties": {}}
     options["properties"] = {"kind": described, **options["properties"]}
     options["required"] = ["kind", *options.get("required", [])]
@@ -137,7 +152,7 @@ def _target(kind: str, catalog: Catalog, definitions: dict[str, Schema]) -> Sche
 
 
 def _object(cls: Any, definitions: dict[str, Schema]) -> Schema:
-    """A mapping with the keys of a dataclass."""
+    """Return the schema of a mapping with the keys of a dataclass."""
     comments = field_comments(cls)
     keys = keys_of(cls).values()
     schema = {
@@ -152,9 +167,12 @@ def _object(cls: Any, definitions: dict[str, Schema]) -> Schema:
 
 
 def _exclusions(cls: Any) -> Schema:
-    """Keys of which exactly one must be there, and keys that cannot stand together."""
+    """Return the schema of keys of which exactly one is required, and of keys that exclude or need each other."""
     one_of = [_given(name) for name in rules.ONE_OF.get(cls, ())]
-    never = [{"not": {"allOf": [_given(one), _given(other)]}} for one, other, _ in rules.NOT_BESIDE.get(cls, ())]
+    never: list[Schema] = [
+        {"not": {"allOf": [_given(one), _given(other)]}} for one, other, _ in rules.NOT_BESIDE.get(cls, ())
+    ]
+    never += [{"anyOf": [{"not": _given(one)}, _given(other)]} for one, other, _ in rules.ONLY_BESIDE.get(cls, ())]
     return {**({"oneOf": one_of} if one_of else {}), **({"allOf": never} if never else {})}
 
 
@@ -173,25 +191,25 @@ def _property(key: Key, comment: str, definitions: dict[str, Schema]) -> Schema:
 
 
 def typed_default(key: Key) -> Any:
-    """What a left-out key means, as it would be typed; None where there is nothing to show."""
+    """Return a key's default as users would type it; None if there is nothing to show."""
     if key.required or is_collection(key.type):
         return None
     value = key.default()
-    forms = [form for member in union_members(key.type) for form in fields.forms(unmarked(member)[1])]
+    forms = [form for member in union_members(key.type) for form in constraints.forms(unmarked(member)[1])]
     if value is not None and "duration" in forms:
-        return fields.duration_text(value)
-    return fields.size_text(value) if value is not None and "size" in forms else to_plain(value)
+        return units.format_duration(value)
+    return units.format_size(value) if value is not None and "size" in forms else to_plain(value)
 
 
 def _or_nothing(schema: Schema) -> Schema:
-    """Also allowed: the key with nothing after it."""
+    """Also allow the key with no value."""
     if isinstance(schema.get("type"), str):
         return {**schema, "type": [schema["type"], "null"]}
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def schema_of(annotation: Any, definitions: dict[str, Schema]) -> Schema:
-    """What an annotation allows."""
+    """Return the schema of the values that an annotation allows."""
     kind, extra = unmarked(annotation)
     members = union_members(kind)
     if len(members) > 1:
@@ -201,7 +219,8 @@ def schema_of(annotation: Any, definitions: dict[str, Schema]) -> Schema:
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
     if is_list(kind):
-        return _list(kind, definitions)
+        items = _list(kind, definitions)
+        return {"anyOf": [items, {"type": ["string", "number"]}]} if constraints.WORDS in extra else items
     if is_mapping(kind):
         return _mapping(kind, definitions)
     if is_dataclass(kind):
@@ -230,8 +249,8 @@ def _list(kind: Any, definitions: dict[str, Schema]) -> Schema:
 def _mapping(kind: Any, definitions: dict[str, Schema]) -> Schema:
     names, values = get_args(kind)
     schema: Schema = {"type": "object", "additionalProperties": schema_of(values, definitions)}
-    forms = fields.forms(unmarked(names)[1])
-    return {**schema, "propertyNames": {"pattern": fields.FORMS[forms[0]].pattern}} if forms else schema
+    forms = constraints.forms(unmarked(names)[1])
+    return {**schema, "propertyNames": {"pattern": constraints.FORMS[forms[0]].pattern}} if forms else schema
 
 
 def _nested_schema(cls: Any, definitions: dict[str, Schema]) -> Schema:
@@ -246,11 +265,11 @@ def _nested_schema(cls: Any, definitions: dict[str, Schema]) -> Schema:
 
 
 def _simple(kind: Any, extra: tuple[object, ...]) -> Schema:
-    forms = fields.forms(extra)
+    forms = constraints.forms(extra)
     if kind is str or {"duration", "size"} & set(forms):
-        shape: Schema = {"type": ["string", "number", "boolean"] if fields.AS_TYPED in extra else "string"}
-        return {**shape, **({"pattern": fields.FORMS[forms[0]].pattern} if forms else {})}
-    limits = {_LIMITS[bound.sign]: bound.limit for bound in fields.bounds(extra)}
+        shape: Schema = {"type": ["string", "number", "boolean"] if constraints.AS_TYPED in extra else "string"}
+        return {**shape, **({"pattern": constraints.FORMS[forms[0]].pattern} if forms else {})}
+    limits = {_LIMITS[bound.sign]: bound.limit for bound in constraints.bounds(extra)}
     whole = {name: int(limit) if limit.is_integer() else limit for name, limit in limits.items()}
     return {"type": _SIMPLE[kind], **whole}
 
@@ -260,7 +279,7 @@ def _reference(name: str) -> str:
 
 
 def text(catalog: Catalog | None = None) -> str:
-    return json.dumps(job_schema(catalog or shipped()), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(job_schema(catalog or built_in_catalog()), indent=2, ensure_ascii=False) + "\n"
 
 
 # The tables of docs/job-file.md, from the same annotations: `python -m headway.spec.schema docs/job-file.md`.
@@ -270,7 +289,7 @@ BEGIN, END = "<!-- keys: begin (generated) -->", "<!-- keys: end -->"
 
 
 def tables(catalog: Catalog) -> str:
-    """One table for the job, one for each mapping inside it, one for each recipe and kind of target."""
+    """Return one table for the job, one per mapping inside it, and one per recipe and kind of target."""
     inside: dict[Any, list[str]] = {}
     for path, cls in _nested_table(Job, ""):
         inside.setdefault(cls, []).append(f"`{path}`")
@@ -282,7 +301,7 @@ def tables(catalog: Catalog) -> str:
 
 
 def _nested_table(cls: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """(path, dataclass) of every mapping inside, as `--set` would spell it."""
+    """Yield (path, dataclass) of every nested mapping, with paths as for `--set`."""
     for key in keys_of(cls).values():
         for member in union_members(key.type):
             step = ".N" if is_list(member) else ".NAME" if is_mapping(member) else ""
@@ -297,8 +316,8 @@ def _section(title: str, cls: Any) -> str:
     comments = field_comments(cls)
     rows = [_row(key, comments.get(key.field.name, "")) for key in keys_of(cls).values()]
     words = [summary(cls), ""] if summary(cls) else []
-    head = [f"### {title}", "", *words, "| key | what | written as | default |", "| --- | --- | --- | --- |"]
-    return "\n".join([*head, *(rows or ["| | it has no keys of its own | | |"]), ""])
+    head = [f"### {title}", "", *words, "| key | meaning | written as | default |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *(rows or ["| | no keys | | |"]), ""])
 
 
 def _row(key: Key, comment: str) -> str:
@@ -323,10 +342,10 @@ def _cell(text: str) -> str:
 
 
 def renewed(document: str, catalog: Catalog | None = None) -> str:
-    """The document with its generated part made anew."""
+    """Return the document with its generated part regenerated."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables(catalog or shipped())}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{tables(catalog or built_in_catalog())}\n{END}{after}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""YAML as a tree with positions: the 1.2 core schema, one document, no tags, bounded. Costs an import of PyYAML.
+"""Parse YAML to a tree with positions: 1.2 core schema, one document, no tags, limited in size. Imports PyYAML.
 
-Built from the parser's events with a stack of our own, so that neither depth nor aliases can run away.
+The tree is built from the parser's events with an explicit stack, which limits both depth and the expansion of aliases.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headway.spec.rules import Node, Scalar
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
-MAX_VALUES = 100_000  # after aliases are written out
+MAX_VALUES = 100_000  # after expanding aliases
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_UNUSABLE = re.compile("[\\0\\ud800-\\udfff]")  # written as an escape, and refused by everything that comes after
+_UNUSABLE = re.compile("[\\0\\ud800-\\udfff]")  # YAML allows them as escapes; UTF-8 files and arguments do not
 _INT = re.compile(r"[-+]?[0-9]{1,40}|0o[0-7]{1,40}|0x[0-9a-fA-F]{1,40}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -32,7 +32,7 @@ _WORDS: dict[str, Scalar] = {
 
 TABS = "indent with spaces, not tabs"
 
-# The parser's own words, and what to do about each. First match wins.
+# The parser's messages, and the fix for each. The first match wins.
 _FIXES = (
     ("tab", TABS),
     ("mapping values are not allowed", "write `key: value`, quote a value that contains ': ', check the indentation"),
@@ -48,7 +48,7 @@ _FIXES = (
 
 
 def parse(text: str, file: str, problems: list[Problem]) -> Node | None:
-    """The document's tree. What is wrong goes to `problems`; None if there is nothing to go on with."""
+    """Parse the document to a tree. Adds errors to `problems`; returns None if nothing could be parsed."""
     odd = _UNPRINTABLE.search(text)
     if odd:
         where = f"{file}:{_position(text, odd.start())}"
@@ -65,12 +65,12 @@ def parse(text: str, file: str, problems: list[Problem]) -> Node | None:
 
 
 def _loader() -> Any:
-    """libyaml's parser where PyYAML was built with it: some ten times as quick."""
+    """Return libyaml's parser if PyYAML was built with it: about ten times as fast."""
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def scalar(text: str) -> Scalar:
-    """What a plain scalar means in YAML 1.2's core schema: `1e-3` is a number, `no` and `12:30` are text."""
+    """Convert a plain scalar by YAML 1.2's core schema: `1e-3` is a number, `no` and `12:30` are text."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):
@@ -86,7 +86,7 @@ def _position(text: str, index: int) -> str:
 
 
 def _translated(error: yaml.MarkedYAMLError, file: str, text: str) -> Problem:
-    """The parser's complaint with its place, where that began, and what to do about it."""
+    """Convert the parser's error to a Problem with its position, its context and a fix."""
     begun, mark = error.context_mark, error.problem_mark or error.context_mark
     where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
     words = error.problem or "something else"
@@ -99,7 +99,7 @@ def _translated(error: yaml.MarkedYAMLError, file: str, text: str) -> Problem:
 
 
 class _Stop(Exception):
-    """Nothing that follows can be trusted."""
+    """An error after which the rest of the document cannot be parsed."""
 
     def __init__(self, what: str, where: str, fix: str) -> None:
         self.problem = Problem(what=what, where=where, fix=fix)
@@ -107,17 +107,17 @@ class _Stop(Exception):
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping whose end has not come yet. A mapping's items are keys and values in turn."""
+    """A list or mapping that has not ended yet. The items of a mapping alternate between key and value."""
 
     mapping: bool
     where: str
     anchor: str | None
     items: list[Node] = field(default_factory=list)
-    size: int = 1  # values in it, aliases written out
+    size: int = 1  # number of values in it, after expanding aliases
 
 
 class _Builder:
-    """Events in, a tree out."""
+    """Build a tree from parser events."""
 
     def __init__(self, file: str, problems: list[Problem]) -> None:
         self.file = file
@@ -140,7 +140,7 @@ class _Builder:
             elif isinstance(event, yaml.CollectionEndEvent):
                 self._end()
             elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
-                raise _Stop("a second document", where, "keep one job in a file: remove everything from this `---` on")
+                raise _Stop("a second document", where, "keep one job per file: remove everything from this `---` on")
         return self.root
 
     def _report(self, what: str, where: str, fix: str) -> None:
@@ -155,7 +155,7 @@ class _Builder:
 
     def _alias(self, anchor: str | None, where: str) -> None:
         if anchor is None or anchor not in self.anchors:
-            raise _Stop(f"*{anchor} stands before or inside what it names", where, f"define &{anchor} above it")
+            raise _Stop(f"*{anchor} is used before or inside its definition", where, f"define &{anchor} above it")
         node, size = self.anchors[anchor]
         self._add(node, size, None)
 
@@ -180,9 +180,9 @@ class _Builder:
         parent.size += size
         if parent.size > MAX_VALUES:
             raise _Stop(
-                f"more than {MAX_VALUES:,} values, aliases written out",
+                f"more than {MAX_VALUES:,} values after expanding aliases",
                 parent.where,
-                "keep data in files of its own, and name them in `data`",
+                "move the data to files of their own, and name them in `data`",
             )
 
     def _mapping(self, items: list[Node]) -> dict[str, Node]:
@@ -200,20 +200,20 @@ class _Builder:
         return members
 
 
-# Changes of the command line, put into the tree before it is read, so that they obey the same rules as the file.
+# Apply overrides of the command line to the tree before validation, so that the same rules hold for them.
 #
-# `--set key=value` takes its type from the schema. `--env NAME=VALUE` is a text and stays as it was typed.
+# `--set key=value` takes its type from the schema. `--env NAME=VALUE` is always a text and is not expanded.
 
 
 def override(tree: Node, settings: Iterable[str], problems: list[Problem]) -> Node:
-    """The tree with each `dotted.key=value` put in its place. What cannot be placed goes to `problems`."""
+    """Return the tree with each `dotted.key=value` applied. Adds those that do not fit to `problems`."""
     for setting in settings:
         key, equals, text = setting.partition("=")
         path = key.strip().split(".")
         where = f"--set {_without_secrets(setting, path)}"
         if not equals or not all(path) or len(path) > MAX_DEPTH:
             fix = "write --set config.epochs=3"
-            problems.append(Problem(what="an override is a key, = and a value", where=where, fix=fix))
+            problems.append(Problem(what="an override must be KEY=VALUE", where=where, fix=fix))
             continue
         try:
             tree = _set_at(tree, path, _value(text, where), where)
@@ -223,7 +223,7 @@ def override(tree: Node, settings: Iterable[str], problems: list[Problem]) -> No
 
 
 def put_variables(tree: Node, variables: Mapping[str, str], problems: list[Problem]) -> Node:
-    """The tree with each variable under `env`, its value exactly the given text."""
+    """Return the tree with each variable added under `env`, its value exactly the given text."""
     for name, value in variables.items():
         where = f"--env {name}=…"  # without the value: a secret typed by mistake must not reach a log
         if not _is_utf8(value):
@@ -254,25 +254,25 @@ class _BadPath(Exception):
 
 
 def _without_secrets(setting: str, path: list[str]) -> str:
-    """What may be shown of an override: a literal secret typed by mistake must not reach a log."""
+    """Redact an override: a literal secret typed by mistake must not reach a log."""
     if path[0] in ("env", "secrets") or path[:2] == ["notify", "webhook"]:
         return f"{'.'.join(path)}=…"
     return setting
 
 
 def _value(text: str, where: str) -> Node:
-    """`[a, b]` and `{a: 1}` are collections; everything else is one scalar, colons and all."""
+    """Parse `[a, b]` and `{a: 1}` as collections; everything else is one scalar, even with colons."""
     if text[:1] in ("[", "{"):
         trouble: list[Problem] = []
         node = parse(text, where, trouble)
         if node is not None and not trouble:
             return replace(_relocate(node, where), text=text)
-        return Node(text, where, key=where, text=text, loose=True)  # the reader says what it should have been
+        return Node(text, where, key=where, text=text, loose=True)  # the reader reports what the key expects
     return Node(scalar(text), where, key=where, text=text, loose=True)
 
 
 def _relocate(node: Node, where: str) -> Node:
-    """The same, as if all of it stood at `where`."""
+    """Return a copy of the tree with all positions set to `where`."""
     value = node.value
     if isinstance(value, dict):
         value = {name: _relocate(member, where) for name, member in value.items()}
@@ -282,7 +282,7 @@ def _relocate(node: Node, where: str) -> Node:
 
 
 def _set_at(node: Node, path: list[str], new: Node, where: str, so_far: str = "") -> Node:
-    """`node` with `new` put at `path` below it."""
+    """Return `node` with `new` at `path` below it."""
     if not path:
         return replace(new, key=node.key or where)
     step, rest = path[0], path[1:]
@@ -305,7 +305,7 @@ def _index(step: str, length: int, path: str, where: str) -> int:
     if step.isdecimal() and step.isascii() and len(step) < 9 and int(step) <= length:
         return int(step)
     raise _BadPath(
-        f"{path} is a list of {length}: '{step}' is not one of its places",
+        f"{path} is a list of {length}: '{step}' is not an index of it",
         where,
         f"count from 0; {path}.{length} adds one at the end",
     )

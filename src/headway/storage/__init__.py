@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from weakref import WeakSet
 
 from headway.core.errors import BadInput, Conflict, StoreError
-from headway.storage.base import ABSENT, Entry, Store
+from headway.storage.base import ABSENT, ObjectInfo, Store
 from headway.storage.transfer import fetch_file, send_file, subfolders
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def require_conditional_put(store: Store) -> None:
         store: The store.
 
     Raises:
-        StoreError: If it overwrites an object although the condition does not hold.
+        StoreError: If it overwrites an object although the condition is false.
 
     Example:
         >>> from headway.storage import open_store, require_conditional_put
@@ -46,10 +46,10 @@ def require_conditional_put(store: Store) -> None:
     try:
         first = store.write(key, b"first", when=ABSENT)
         if _overwrites(store, key, ABSENT):
-            raise _unconditional_write_error(store, "creates an object although one is there")
+            raise _unconditional_write_error(store, "overwrites an object that must not exist yet")
         store.write(key, b"second", when=first)
         if _overwrites(store, key, first):
-            raise _unconditional_write_error(store, "overwrites an object although another version is there")
+            raise _unconditional_write_error(store, "overwrites an object whose version has changed")
     finally:
         store.delete(key)
     _probed.add(store)
@@ -64,7 +64,7 @@ def _overwrites(store: Store, key: str, when: str) -> bool:
 
 
 def _unconditional_write_error(store: Store, fault: str) -> StoreError:
-    what = f"this store ignores the conditions of a write: it {fault}; two starts of one run would destroy each other"
+    what = f"this store ignores the conditions of a write: it {fault}; two attempts of a run would overwrite each other"
     fix = "keep run folders on a disk, on NFS, or in a store with conditional writes (S3, GCS, Azure Blob, MinIO, R2)"
     return StoreError(what, where=store.url, fix=fix)
 
@@ -86,7 +86,7 @@ _SCHEME_ALIASES = {
 _WEB_SCHEMES = ("http", "https")
 
 
-def mended_url(text: str) -> str | None:
+def suggest_url(text: str) -> str | None:
     """Return the intended URL if the slashes after a known scheme are missing.
 
     A folder of such a name can be written as `./gs:/bucket`.
@@ -98,8 +98,8 @@ def mended_url(text: str) -> str | None:
         The URL, or None if `text` is not such a mistake.
 
     Example:
-        >>> from headway.storage import mended_url
-        >>> mended_url("gs:/bucket/runs")
+        >>> from headway.storage import suggest_url
+        >>> suggest_url("gs:/bucket/runs")
         'gs://bucket/runs'
     """
     scheme, separator, rest = text.partition(":")
@@ -116,7 +116,7 @@ def mended_url(text: str) -> str | None:
 
 
 def require_url(text: str) -> None:
-    """Reject a URL whose slashes are missing: it would silently be taken for a local folder.
+    """Reject a URL whose slashes are missing: it would silently name a local folder.
 
     Args:
         text: What the user typed.
@@ -129,19 +129,19 @@ def require_url(text: str) -> None:
         >>> require_url("runs")
         >>> require_url("gs://bucket/runs")
     """
-    intended_url = mended_url(text)
+    intended_url = suggest_url(text)
     if intended_url is not None:
         raise BadInput(f"{text} is neither a URL nor a folder", fix=f"write {intended_url}, or ./{text} for a folder")
 
 
-def open_store(url: str, *, endpoint: str | None = None, patience: RetryPolicy | None = None) -> Store:
+def open_store(url: str, *, endpoint: str | None = None, retry: RetryPolicy | None = None) -> Store:
     """Open the store at a path, file://, memory://, gs://, s3:// or az://. Makes no request until it is first used.
 
     Args:
         url: The store's location.
         endpoint: Another address of the cloud's service; so are the clouds' own variables AWS_ENDPOINT_URL,
             STORAGE_EMULATOR_HOST and AZURE_STORAGE_ENDPOINT.
-        patience: How long to retry before raising Transient.
+        retry: How long to retry before raising Transient.
 
     Returns:
         The store.
@@ -157,7 +157,7 @@ def open_store(url: str, *, endpoint: str | None = None, patience: RetryPolicy |
         5
     """
     scheme, _ = _split(url)
-    return _OPENERS[scheme](url, endpoint, patience)
+    return _OPENERS[scheme](url, endpoint, retry)
 
 
 def join(url: str, *parts: str) -> str:
@@ -180,7 +180,7 @@ def join(url: str, *parts: str) -> str:
     """
     names = [name for part in parts for name in part.split("/") if name not in ("", ".")]
     if ".." in names:
-        raise BadInput(f"{'/'.join(parts)} leads out of {url}", fix="name something below it")
+        raise BadInput(f"{'/'.join(parts)} is outside {url}", fix="give a path below it")
     base = url if url.endswith("://") else url.rstrip("/") + "/" if names else url.rstrip("/") or "/"
     return base + "/".join(names)
 
@@ -215,8 +215,8 @@ def local_path(url: str) -> Path | None:
     return Path(os.path.abspath("/" + unquote(path)))
 
 
-def same_place(one: str, other: str) -> bool:
-    """Return whether two URLs name one folder, also where one of them goes through a link or a bind mount.
+def is_same_folder(one: str, other: str) -> bool:
+    """Return whether two URLs name one folder, even if one of them is reached through a link or a bind mount.
 
     Args:
         one: A URL or path.
@@ -226,8 +226,8 @@ def same_place(one: str, other: str) -> bool:
         True if they are the same place.
 
     Example:
-        >>> from headway.storage import same_place
-        >>> same_place("runs", "./runs/../runs")
+        >>> from headway.storage import is_same_folder
+        >>> is_same_folder("runs", "./runs/../runs")
         True
     """
     if one == other or "://" in one or "://" in other or not (one and other):
@@ -242,7 +242,7 @@ def same_place(one: str, other: str) -> bool:
 
 def _split(url: str) -> tuple[str, str]:
     if not url.strip() or "\0" in url:
-        raise BadInput(f"{url!r} is no place to store anything", fix="give a folder, or gs://bucket/path")
+        raise BadInput(f"{url!r} is neither a folder nor a store's URL", fix="give a folder, or gs://bucket/path")
     require_url(url)
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -251,7 +251,7 @@ def _split(url: str) -> tuple[str, str]:
     if scheme not in _OPENERS:
         known = _SCHEME_ALIASES.get(scheme)
         fix = f"write {known}://" if known else "use a folder, gs://, s3://, az:// or memory://"
-        raise BadInput(f"{url}: {scheme}:// is not a store that Headway knows", fix=fix)
+        raise BadInput(f"{url}: {scheme}:// is not a kind of store that Headway supports", fix=fix)
     return scheme, rest
 
 
@@ -302,16 +302,16 @@ _OPENERS: dict[str, Callable[[str, str | None, RetryPolicy | None], Store]] = {
 
 __all__ = [
     "ABSENT",
-    "Entry",
+    "ObjectInfo",
     "Store",
     "fetch_file",
+    "is_same_folder",
     "join",
     "local_path",
-    "mended_url",
     "open_store",
     "require_conditional_put",
     "require_url",
-    "same_place",
     "send_file",
     "subfolders",
+    "suggest_url",
 ]

@@ -9,22 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from importlib import import_module
 from typing import Any
 
-from headway.core.errors import BadInput, Denied, StoreError
-from headway.core.retry import RetryPolicy
-from headway.storage.object_store import (
-    Credentials,
-    client_options,
-    retry_config,
-    shared_credentials,
-    split_bucket,
-    unreachable,
-)
+from headway.core.errors import BadInput
+from headway.storage.credentials import azure_tokens
+from headway.storage.object_store import CloudFolder, ConnectOptions, split_bucket
 
-_SCOPE = "https://storage.azure.com/.default"
 _EXAMPLE = "az://container/folder or az://container@account/folder"
 # Azurite's account, the same everywhere and published by Microsoft: not a secret.
 _EMULATOR = {
@@ -34,16 +24,11 @@ _EMULATOR = {
 }
 
 
-@dataclass(slots=True)
-class AzureCloud:
-    url: str
-    bucket: str
-    folder: str
+@dataclass(kw_only=True, slots=True)
+class AzureCloud(CloudFolder):
     account: str
-    endpoint: str | None
     settings: Mapping[str, str]  # account_key or sas_key, if either is given
     updates_by_generation: bool = False
-    _credentials: Credentials | None = None
 
     @classmethod
     def from_url(cls, url: str, endpoint: str | None) -> AzureCloud:
@@ -65,33 +50,23 @@ class AzureCloud:
             "sas_key": sas or connection.get("SharedAccessSignature", ""),
         }
         return cls(
-            url.rstrip("/"),
-            container,
-            folder,
-            account,
-            address.rstrip("/") or None,
-            {name: value for name, value in settings.items() if value},
+            url=url.rstrip("/"),
+            bucket=container,
+            folder=folder,
+            endpoint=address.rstrip("/") or None,
+            account=account,
+            settings={name: value for name, value in settings.items() if value},
         )
 
-    def connect(self, retry: RetryPolicy, *, retries: int, request_s: float) -> Any:
+    def connect(self, options: ConnectOptions) -> Any:
         from obstore.store import AzureStore
 
-        if self._credentials is None and not self.settings:
-            self._credentials = _identity(retry)
+        if self.credentials is None and not self.settings:
+            self.credentials = azure_tokens(options.retry)
         config: dict[str, Any] = {"account_name": self.account, **self.settings}
         if self.endpoint:
             config["endpoint"] = self.endpoint
-        return AzureStore(
-            self.bucket,
-            prefix=self.folder or None,
-            config=config,  # type: ignore[arg-type]
-            client_options=client_options(retry, self.endpoint, request_s),  # type: ignore[arg-type]
-            retry_config=retry_config(retry, retries),  # type: ignore[arg-type]
-            credential_provider=self._credentials,  # type: ignore[arg-type]
-        )
-
-    def credential_error(self) -> StoreError | None:
-        return self._credentials.error if self._credentials else None
+        return AzureStore(self.bucket, **options.keywords(self, config, self.endpoint))
 
     def login_command(self) -> str:
         return "az login"
@@ -106,30 +81,6 @@ class AzureCloud:
             '--assignee "$(az ad signed-in-user show --query id --output tsv)" '
             f'--scope "{scope}/blobServices/default/containers/{self.bucket}"'
         )
-
-
-def _identity(retry: RetryPolicy) -> Credentials | None:
-    try:
-        import_module("azure.identity")
-    except ImportError:
-        return None
-    return shared_credentials(_AzureTokens, retry, ("AZURE_", "IDENTITY_", "MSI_"))
-
-
-class _AzureTokens(Credentials):
-    def __init__(self, retry: RetryPolicy) -> None:
-        super().__init__(retry)
-        self._chain: Any = import_module("azure.identity").DefaultAzureCredential()
-
-    def fetch(self) -> Mapping[str, Any]:
-        failures: Any = import_module("azure.core.exceptions")
-        try:
-            token = self._chain.get_token(_SCOPE)
-        except failures.ClientAuthenticationError as error:
-            raise Denied(f"Azure gives no credentials: {str(error).splitlines()[0]}", fix="az login") from error
-        except failures.AzureError as error:
-            raise unreachable("Azure's token server", error) from error
-        return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, timezone.utc)}
 
 
 def _connection_string() -> dict[str, str]:

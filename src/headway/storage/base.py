@@ -16,7 +16,7 @@ ABSENT = ""  # as `when`: write only if the object does not exist
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ObjectInfo:
     """One object of a store.
 
     Attributes:
@@ -51,8 +51,8 @@ class Store(Protocol):
         >>> try:
         ...     store.write("events/a0001.jsonl", b"[]", when=ABSENT)
         ... except Conflict:
-        ...     print("somebody else was first")
-        somebody else was first
+        ...     print("another writer was first")
+        another writer was first
     """
 
     url: str  # without a trailing slash
@@ -72,7 +72,7 @@ class Store(Protocol):
         """
 
     def write(self, key: str, body: bytes | bytearray | memoryview | Path, *, when: str | None = None) -> str:
-        """Write an object atomically and durably, replacing one that is there.
+        """Write an object atomically and durably, replacing an existing one.
 
         Args:
             key: The object's key.
@@ -87,7 +87,7 @@ class Store(Protocol):
             Conflict: If the condition does not hold. Nothing was changed.
         """
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         """Return the object's entry.
 
         Args:
@@ -100,7 +100,7 @@ class Store(Protocol):
             NotThere: If the object does not exist.
         """
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield every object whose key starts with a prefix, in key order.
 
         Args:
@@ -164,7 +164,7 @@ def is_object_name(name: str) -> bool:
 def checked_span(span: tuple[int, int]) -> tuple[int, int]:
     start, stop = span
     if not 0 <= start <= stop:
-        raise ValueError(f"not a span of bytes: [{start}, {stop})")
+        raise ValueError(f"invalid byte range: [{start}, {stop})")
     return start, stop
 
 
@@ -174,14 +174,14 @@ def _key_problem(key: str) -> str:
     if key.startswith("/") or key.endswith("/"):
         return "it starts or ends with a slash"
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in key):
-        return "it holds a control character"
+        return "it contains a control character"
     if "\\" in key:
-        return "it holds a backslash, which Azure takes for a slash"
+        return "it contains a backslash, which Azure treats as a slash"
     if any(0xD800 <= ord(letter) <= 0xDFFF for letter in key):
         return "it is not valid Unicode"
     for part in key.split("/"):
         if part in ("", ".", ".."):
-            return f"it has the part {part!r}, which could lead elsewhere"
+            return f"its part {part!r} could lead out of the store"
         if is_hidden(part):
-            return f"names that start with {TEMPORARY_PREFIX} or {LOCK_FILE} belong to the store"
+            return f"names that start with {TEMPORARY_PREFIX} or {LOCK_FILE} are reserved"
     return ""

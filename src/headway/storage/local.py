@@ -28,7 +28,7 @@ from headway.storage.base import (
     ABSENT,
     LOCK_FILE,
     TEMPORARY_PREFIX,
-    Entry,
+    ObjectInfo,
     checked_key,
     checked_prefix,
     checked_span,
@@ -83,13 +83,13 @@ class FolderStore:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         path = self._path(key)
         with self._map_errors("look up", path):
             found = _stat_opened(path)
-            return Entry(key, found.st_size, _version(found))
+            return ObjectInfo(key, found.st_size, _version(found))
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         folder, _, name_prefix = checked_prefix(prefix).rpartition("/")
         start = self.root / folder if folder else self.root
         with self._map_errors("list", start):
@@ -168,14 +168,14 @@ def _map_os_error(error: OSError, verb: str, path: Path) -> StoreError:
         what = "a folder and a file cannot have the same name here, though objects in a bucket can"
         return StoreError(what, where=str(path), fix="choose another name")
     if verb == "write" and isinstance(error, FileNotFoundError):
-        return Transient(f"the folder vanished while {path.name} was written", where=str(path))
+        return Transient(f"the folder was deleted while {path.name} was being written", where=str(path))
     if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)):
-        return NotThere(f"there is no {path.name}", where=str(path))
+        return NotThere(f"{path.name} does not exist", where=str(path))
     kind = _ERROR_TYPES.get(error.errno or 0, StoreError)
     reason = os.strerror(error.errno) if error.errno else str(error)
     if kind is DiskFull:
         fix = f"make room on the disk of {path.parent} (df -h {path.parent}), or choose another folder"
-        return DiskFull(f"no space left for {path.name}; what was there before is whole", where=str(path), fix=fix)
+        return DiskFull(f"no space left for {path.name}; its previous content is unchanged", where=str(path), fix=fix)
     if kind is Denied:
         fix = f"chmod or chown {path.parent} so that this user may {verb} there, or choose another folder"
         return Denied(f"cannot {verb} {path.name}: {reason}", where=str(path), fix=fix)
@@ -222,7 +222,7 @@ def _require_version(path: Path, version: str) -> None:
     except FileNotFoundError:
         present = "nothing"
     if present != version:
-        raise Conflict(f"somebody else wrote {path.name} first", where=str(path))
+        raise Conflict(f"another writer wrote {path.name} first", where=str(path))
 
 
 def _write_durably(path: Path, body: Body) -> None:
@@ -244,13 +244,13 @@ def _link(temporary: Path, path: Path) -> None:
     except FileExistsError:
         # An NFS server may have made the link although its response was lost: the retried request then finds our own.
         if temporary.stat().st_nlink != 2:
-            raise Conflict(f"{path.name} is already there", where=str(path)) from None
+            raise Conflict(f"{path.name} already exists", where=str(path)) from None
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         with _locked(path.parent):  # no hard links on this file system
             if path.exists():
-                raise Conflict(f"{path.name} is already there", where=str(path)) from None
+                raise Conflict(f"{path.name} already exists", where=str(path)) from None
             os.replace(temporary, path)
 
 
@@ -264,7 +264,7 @@ def _locked(directory: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            what = "this file system has no locks, so two starts of one run could not be told apart"
+            what = "this file system has no locks, so two attempts of a run could overwrite each other"
             fix = "mount it with locking (NFS: without nolock, with rpc.statd running), or choose another folder"
             raise StoreError(what, where=str(directory), fix=fix) from error
         yield
@@ -302,7 +302,7 @@ def _scan(directory: Path) -> list[tuple[str, os.DirEntry[str]]]:
         return []  # does not exist yet, or was just deleted: nothing in it either way
 
 
-def _walk(directory: Path, folder: str, name_prefix: str) -> Iterator[Entry]:
+def _walk(directory: Path, folder: str, name_prefix: str) -> Iterator[ObjectInfo]:
     """Yield files below `directory` whose name there starts with `name_prefix`, in the order of object stores."""
     found = []
     for name, entry in _scan(directory):
@@ -318,4 +318,4 @@ def _walk(directory: Path, folder: str, name_prefix: str) -> Iterator[Entry]:
         except (FileNotFoundError, NotADirectoryError):
             continue  # deleted since the scan, or a dangling link
         if stat.S_ISREG(details.st_mode):
-            yield Entry(folder + name, details.st_size, _version(details))
+            yield ObjectInfo(folder + name, details.st_size, _version(details))

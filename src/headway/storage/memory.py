@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 
 from headway.core.errors import Conflict, NotThere
-from headway.storage.base import ABSENT, Entry, checked_key, checked_prefix, checked_span, sort_key
+from headway.storage.base import ABSENT, ObjectInfo, checked_key, checked_prefix, checked_span, sort_key
 from headway.storage.transfer import read_body
 
 
@@ -46,21 +46,21 @@ class MemoryStore:
         with self._namespace.lock:
             current = self._namespace.objects.get(name)
             if when is not None and when != (current[1] if current else ABSENT):
-                raise Conflict(f"somebody else wrote {key} first", where=self.url)
+                raise Conflict(f"another writer wrote {key} first", where=self.url)
             self._namespace.writes += 1
             version = str(self._namespace.writes)
             self._namespace.objects[name] = (content, version)
         return version
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         body, version = self._object(key)
-        return Entry(key, len(body), version)
+        return ObjectInfo(key, len(body), version)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start = self._folder + checked_prefix(prefix)
         with self._namespace.lock:
             found = [
-                Entry(name[len(self._folder) :], len(body), version)
+                ObjectInfo(name[len(self._folder) :], len(body), version)
                 for name, (body, version) in self._namespace.objects.items()
                 if name.startswith(start)
             ]
@@ -74,5 +74,5 @@ class MemoryStore:
         with self._namespace.lock:
             current = self._namespace.objects.get(self._folder + checked_key(key))
         if current is None:
-            raise NotThere(f"there is no {key}", where=self.url)
+            raise NotThere(f"{key} does not exist", where=self.url)
         return current

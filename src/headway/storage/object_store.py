@@ -4,7 +4,8 @@
   care: the first may have succeeded although its response was lost. Each carries a stamp by which we know our own.
 - Versions are ETags without their quotes, since listings give nothing else on every cloud. GCS compares
   generations: the object is looked up first, and the write is made conditional on the generation that had the ETag.
-- obstore's threads do not survive a fork: a child that used the parent's would hang, so it is refused.
+- obstore's threads do not survive a fork: a child that used the parent's would hang,
+  so using a store in a forked process raises an error.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 from headway.core.errors import BadInput, Conflict, Denied, DiskFull, NoBucket, NotThere, StoreError, Transient
-from headway.core.retry import RetryPolicy, retry_transient
-from headway.storage.base import ABSENT, Entry, checked_key, checked_prefix, checked_span, sort_key
+from headway.core.retry import RetryPolicy, retry
+from headway.storage.base import ABSENT, ObjectInfo, checked_key, checked_prefix, checked_span, sort_key
+from headway.storage.credentials import Credentials
 from headway.storage.transfer import Body, as_view, body_size, read_body
 
 # The common interface of the three clouds: connecting, credentials, and the commands to log in, create and grant
@@ -35,8 +36,8 @@ class Cloud(Protocol):
     bucket: str
     updates_by_generation: bool  # GCS compares a number that listings do not include; the others compare the ETag
 
-    def connect(self, retry: RetryPolicy, *, retries: int, request_s: float) -> Any:
-        """Return an obstore client. `retries` is for parts of large uploads; single requests are retried here."""
+    def connect(self, options: ConnectOptions) -> Any:
+        """Return an obstore client."""
 
     def credential_error(self) -> StoreError | None:
         """Return why no credentials could be fetched, if that is what failed last."""
@@ -48,52 +49,6 @@ class Cloud(Protocol):
     def grant_command(self) -> str: ...
 
 
-class Credentials(ABC):
-    """Credential provider: asks the cloud's own library whenever obstore needs a token, and remembers why it failed.
-
-    Retries: the token server of a pod may answer only seconds after the pod has started.
-    """
-
-    def __init__(self, retry: RetryPolicy) -> None:
-        self._retry = retry
-        self._lock = Lock()
-        self.error: StoreError | None = None
-        self.account = ""  # the account's name, where the library tells it
-
-    @abstractmethod
-    def fetch(self) -> Mapping[str, Any]:
-        """Fetch credentials in obstore's format. Raises Denied or Transient if there are none."""
-
-    def __call__(self) -> Mapping[str, Any]:
-        with self._lock:
-            try:
-                fetched = retry_transient(self.fetch, self._retry)
-            except StoreError as error:
-                self.error = error
-                raise
-            self.error = None
-            return fetched
-
-
-_shared: dict[tuple[object, ...], Credentials] = {}
-_shared_lock = Lock()
-
-
-def shared_credentials(
-    factory: Callable[[RetryPolicy], Credentials], retry: RetryPolicy, variables: tuple[str, ...]
-) -> Credentials:
-    """Return credentials shared by all stores of this process, so that a token is fetched once.
-
-    `variables` are prefixes of the environment variables that select the credentials; other values get another set.
-    """
-    chosen = sorted((name, value) for name, value in os.environ.items() if name.startswith((*variables, "HOME")))
-    key = (factory, retry, *chosen)
-    with _shared_lock:
-        if key not in _shared:
-            _shared[key] = factory(retry)
-        return _shared[key]
-
-
 def split_bucket(url: str, example: str) -> tuple[str, str]:
     """scheme://bucket/some/folder → bucket, some/folder."""
     bucket, _, folder = url.partition("://")[2].partition("/")
@@ -102,36 +57,49 @@ def split_bucket(url: str, example: str) -> tuple[str, str]:
     return bucket, folder.strip("/")
 
 
-def client_options(retry: RetryPolicy, endpoint: str | None, request_s: float) -> dict[str, Any]:
-    return {
-        "allow_http": bool(endpoint and endpoint.startswith("http://")),
-        "connect_timeout": timedelta(seconds=retry.connect_s),
-        "timeout": timedelta(seconds=request_s),
-    }
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectOptions:
+    """How a client makes requests. `retries`: of the parts of large uploads; the store retries single requests."""
+
+    retry: RetryPolicy
+    retries: int
+    request_s: float
+
+    def keywords(self, cloud: CloudFolder, config: Mapping[str, Any], endpoint: str | None) -> dict[str, Any]:
+        """Return the keyword arguments of obstore's clients that are the same on every cloud."""
+        return {
+            "prefix": cloud.folder or None,
+            "config": config,
+            "client_options": {
+                "allow_http": bool(endpoint and endpoint.startswith("http://")),
+                "connect_timeout": timedelta(seconds=self.retry.connect_s),
+                "timeout": timedelta(seconds=self.request_s),
+            },
+            "retry_config": {
+                "max_retries": self.retries,
+                "retry_timeout": timedelta(seconds=self.retry.total_s),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=self.retry.first_pause_s),
+                    "max_backoff": timedelta(seconds=self.retry.longest_pause_s),
+                    "base": 2,
+                },
+            },
+            "credential_provider": cloud.credentials,
+        }
 
 
-def retry_config(retry: RetryPolicy, retries: int) -> dict[str, Any]:
-    return {
-        "max_retries": retries,
-        "retry_timeout": timedelta(seconds=retry.total_s),
-        "backoff": {
-            "init_backoff": timedelta(seconds=retry.first_pause_s),
-            "max_backoff": timedelta(seconds=retry.longest_pause_s),
-            "base": 2,
-        },
-    }
+@dataclass(kw_only=True, slots=True)
+class CloudFolder:
+    """The parts of a `Cloud` that are the same for all of them."""
 
+    url: str
+    bucket: str
+    folder: str
+    endpoint: str | None
+    credentials: Credentials | None = None
 
-def is_vendor_machine(vendor: str) -> bool:
-    """Return whether this machine is the vendor's: then a metadata server that does not answer yet is retried."""
-    try:
-        return vendor in Path("/sys/class/dmi/id/sys_vendor").read_text()
-    except OSError:
-        return False
-
-
-def unreachable(what: str, error: Exception) -> Transient:
-    return Transient(f"{what} cannot be reached: {error}")
+    def credential_error(self) -> StoreError | None:
+        return self.credentials.error if self.credentials else None
 
 
 # Error mapping: obstore gives the HTTP status and the response's text
@@ -193,13 +161,15 @@ def map_error(error: Exception, cloud: Cloud, operation: str) -> StoreError:
         return Transient(f"cannot {operation}: {_server_message(text)}", where=where)
     if code in _LOCKED:
         return Denied(
-            f"may not {operation}: {_server_message(text)}", where=where, fix="remove the lease or the retention policy"
+            f"no permission to {operation}: {_server_message(text)}",
+            where=where,
+            fix="remove the lease or the retention policy",
         )
     if _error_name(error) in ("AlreadyExistsError", "PreconditionError"):  # also where S3 has no object to update
-        return Conflict(f"cannot {operation}: somebody else wrote it first", where=where)
+        return Conflict(f"cannot {operation}: another writer wrote it first", where=where)
     if status == 404 or isinstance(error, FileNotFoundError):
         kind = NotThere if code else AmbiguousNotFound
-        return kind(f"cannot {operation}: it is not there", where=where)
+        return kind(f"cannot {operation}: it does not exist", where=where)
     if status == 416 or _RANGE_PAST_END.search(text):
         return RangePastEnd(f"cannot {operation}: the object ends before that", where=where)
     if status in (401, 403) or code in _BAD_LOGIN or _error_name(error) == "UnauthenticatedError":
@@ -232,7 +202,7 @@ def _denied(text: str, status: int, cloud: Cloud, operation: str) -> Denied:
         fix = cloud.login_command()
     else:
         fix = cloud.grant_command()
-    return Denied(f"may not {operation}: {_server_message(text)}", where=cloud.url, fix=fix)
+    return Denied(f"no permission to {operation}: {_server_message(text)}", where=cloud.url, fix=fix)
 
 
 def _error_name(error: Exception) -> str:
@@ -298,21 +268,21 @@ class ObjectStore:
         content = read_body(body) if isinstance(body, Path) else as_view(body)
         return self._with_retries(f"write {key}", lambda: self._put(key, content, "overwrite"), needs_only_bucket=True)
 
-    def stat(self, key: str) -> Entry:
+    def stat(self, key: str) -> ObjectInfo:
         import obstore
 
         checked_key(key)
         meta = self._with_retries(f"look up {key}", lambda: obstore.head(self._plain_client(), key))
-        return Entry(key, meta["size"], _version(meta))
+        return ObjectInfo(key, meta["size"], _version(meta))
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         import obstore
 
         folder = checked_prefix(prefix).rpartition("/")[0]
 
-        def collect() -> list[Entry]:
+        def collect() -> list[ObjectInfo]:
             found = obstore.list(self._plain_client(), folder or None).collect()
-            return [Entry(meta["path"], meta["size"], _version(meta)) for meta in found]
+            return [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in found]
 
         entries = self._with_retries(f"list {prefix or 'the bucket'}", collect, needs_only_bucket=True)
         # Do not rely on a sorted listing: S3's directory buckets are not sorted.
@@ -395,7 +365,7 @@ class ObjectStore:
         from concurrent.futures import ThreadPoolExecutor
 
         def part(at: int) -> memoryview:
-            return retry_transient(lambda: self._read_part(key, at, min(at + _PART_BYTES, stop), e_tag), self._retry)
+            return retry(lambda: self._read_part(key, at, min(at + _PART_BYTES, stop), e_tag), self._retry)
 
         if start >= stop:
             return (first(),) if first else ()
@@ -404,7 +374,7 @@ class ObjectStore:
             others = [pool.submit(part, at) for at in range(start, stop, _PART_BYTES)]
             return (*((first(),) if first else ()), *(other.result() for other in others))
         except Conflict as error:
-            raise Transient(f"{key} was replaced while it was read", where=self.url) from error
+            raise Transient(f"{key} was replaced during the read", where=self.url) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)  # after a failure, start no further part
 
@@ -439,7 +409,7 @@ class ObjectStore:
     def _write_conditional(self, key: str, body: Body, size: int, when: str) -> str:
         """Write in one request: only a single put can be conditional."""
         if size > _MAX_PUT_BYTES:
-            raise StoreError(f"{key} is too large to be written on a condition: {size} bytes", where=self.url)
+            raise StoreError(f"{key} is too large for a conditional write: {size} bytes", where=self.url)
         content = read_body(body) if isinstance(body, Path) else as_view(body)
         stamp = uuid.uuid4().hex
         failed_before = False
@@ -473,9 +443,9 @@ class ObjectStore:
         except NotThere:
             if self._bucket_missing():
                 raise no_bucket(self._cloud) from None
-            raise Conflict(f"cannot write {key}: somebody else deleted it", where=self.url) from None
+            raise Conflict(f"cannot write {key}: another writer deleted it", where=self.url) from None
         if _version(meta) != when:
-            raise Conflict(f"cannot write {key}: somebody else wrote it first", where=self.url)
+            raise Conflict(f"cannot write {key}: another writer wrote it first", where=self.url)
         return {"e_tag": e_tag, "version": str(meta["version"])}
 
     def _version_if_ours(self, key: str, stamp: str) -> str | None:
@@ -490,7 +460,7 @@ class ObjectStore:
     def _with_retries(self, operation: str, call: Callable[[], Result], *, needs_only_bucket: bool = False) -> Result:
         """Retry and map errors. With `needs_only_bucket`, a 404 means that the bucket is missing."""
         try:
-            result = retry_transient(lambda: self._map_errors(operation, call), self._retry)
+            result = retry(lambda: self._map_errors(operation, call), self._retry)
         except NotThere as error:
             if needs_only_bucket or (isinstance(error, AmbiguousNotFound) and self._bucket_missing()):
                 raise no_bucket(self._cloud) from error
@@ -530,7 +500,7 @@ class ObjectStore:
 
     def _connect(self, retries: int, request_s: float) -> Any:
         try:
-            return self._cloud.connect(self._retry, retries=retries, request_s=request_s)
+            return self._cloud.connect(ConnectOptions(retry=self._retry, retries=retries, request_s=request_s))
         except _obstore_errors() as error:
             raise bad_configuration(error, self._cloud) from error
 

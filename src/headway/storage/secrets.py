@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -24,8 +23,6 @@ _REFERENCE = re.compile(
     re.ASCII,
 )
 _MAX_BYTES = 64 << 10  # bytes; the limit of the clouds' own secret stores
-_MIN_REDACTED_LENGTH = 4  # redacting shorter values would hide ordinary words
-_CLOUD_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ def parse(text: str) -> Reference:
 
 
 def resolve(reference: str) -> str:
-    """Fetch the value now. Raises BadInput if there is none, Denied if it may not be read."""
+    """Fetch the value now. Raises BadInput if there is none, Denied without permission to read it."""
     where = parse(reference)
     resolvers = {
         "env": _from_environment,
@@ -62,20 +59,6 @@ def resolve(reference: str) -> str:
     if not value:
         raise BadInput(f"the secret {where} is empty")
     return value
-
-
-def redact(text: str, values: Iterable[str]) -> str:
-    """Replace the values in the text by ***, in each form they may take: verbatim, JSON-escaped, or line by line."""
-    forms = {form for value in values for form in _forms(value) if len(form) >= _MIN_REDACTED_LENGTH}
-    for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, "***")
-    return text
-
-
-def _forms(value: str) -> Iterable[str]:
-    yield value
-    yield json.dumps(value)[1:-1]
-    yield from (line.strip() for line in value.splitlines())
 
 
 def _from_environment(reference: Reference) -> str:
@@ -104,23 +87,28 @@ def _from_file(reference: Reference) -> str:
 
 
 def _from_google(reference: Reference) -> str:
+    from headway.storage import google
+
+    client = google.GoogleClient(needed_for="a secret of gcp-sm://")
+    secret = ""
     try:
-        transport: Any = import_module("google.auth.transport.requests")
-    except ImportError:
-        raise MissingExtra("gcp", needed_for="a secret of gcp-sm://") from None
-    from headway.core.retry import RetryPolicy, retry_transient
-    from headway.storage.gcs import google_credentials
-
-    credentials, project = google_credentials(_CLOUD_SCOPE)
-    project, name, version = _google_name(reference, project)
-    host = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "https://secretmanager.googleapis.com/")
-    url = f"{host.rstrip('/')}/v1/projects/{project}/secrets/{name}/versions/{version}:access"
-    session = transport.AuthorizedSession(credentials)
-
-    def ask() -> str:
-        return _fetch_google_secret(session, url, reference, f"{name} --project={project}")
-
-    return retry_transient(ask, RetryPolicy(tries=4))
+        project, name, version = _google_name(reference, client.default_project())
+        secret = f"{name} --project={project}"
+        url = google.SECRET_MANAGER.url(f"v1/projects/{project}/secrets/{name}/versions/{version}:access")
+        response = client.request(google.SECRET_MANAGER, "GET", url)
+    except google.NotFound as error:
+        fix = f"gcloud secrets create {secret} --data-file=-"
+        raise BadInput(f"there is no secret {reference}, or it has no such version", fix=fix) from error
+    except google.Unauthenticated as error:
+        raise Denied(error.problem.what, fix=error.problem.fix) from error
+    except google.GoogleError as error:
+        if error.code != 403:
+            raise Transient(f"{error.problem.what} ({reference})") from error
+        member = f"serviceAccount:{client.account}" if client.account else 'user:"$(gcloud config get account)"'
+        role = google.SECRET_MANAGER.role
+        fix = f"gcloud secrets add-iam-policy-binding {secret} --member={member} --role=roles/{role}"
+        raise Denied(f"no permission to read the secret {reference}", fix=fix) from error
+    return base64.b64decode(response["payload"]["data"]).decode()
 
 
 def _google_name(reference: Reference, default_project: str | None) -> tuple[str, str, str]:
@@ -128,7 +116,7 @@ def _google_name(reference: Reference, default_project: str | None) -> tuple[str
     parts = reference.name.split("/")
     if len(parts) > 3 or not all(re.fullmatch(r"[A-Za-z0-9_:.-]+", part) for part in parts):
         raise BadInput(
-            f"{reference} is not a secret's name", fix="write gcp-sm://NAME or gcp-sm://PROJECT/NAME/VERSION"
+            f"{reference} does not name a secret", fix="write gcp-sm://NAME or gcp-sm://PROJECT/NAME/VERSION"
         )
     if len(parts) > 1:
         return parts[0], parts[1], parts[2] if len(parts) == 3 else "latest"
@@ -138,53 +126,27 @@ def _google_name(reference: Reference, default_project: str | None) -> tuple[str
     return project, parts[0], "latest"
 
 
-def _fetch_google_secret(session: Any, url: str, reference: Reference, secret_name: str) -> str:
-    failures: Any = import_module("google.auth.exceptions")
-    requests: Any = import_module("requests")
-    try:
-        response = session.get(url, timeout=20)
-    except (failures.TransportError, requests.ConnectionError, requests.Timeout) as error:
-        raise Transient(f"Google's Secret Manager cannot be reached: {error}") from error
-    except failures.RefreshError as error:
-        fix = "gcloud auth application-default login"
-        raise Denied(f"Google refuses the credentials: {error}", fix=fix) from error
-    if response.status_code == 404:
-        fix = f"gcloud secrets create {secret_name} --data-file=-"
-        raise BadInput(f"there is no secret {reference}, or it has no such version", fix=fix)
-    if response.status_code in (401, 403):
-        account = getattr(session.credentials, "service_account_email", "") or ""
-        member = f"serviceAccount:{account}" if "@" in account else 'user:"$(gcloud config get account)"'
-        fix = (
-            f"gcloud secrets add-iam-policy-binding {secret_name} --member={member} "
-            "--role=roles/secretmanager.secretAccessor"
-        )
-        raise Denied(f"may not read the secret {reference}", fix=fix)
-    if response.status_code != 200:
-        raise Transient(f"Google's Secret Manager answers {response.status_code} for {reference}")
-    return base64.b64decode(response.json()["payload"]["data"]).decode()
-
-
 # AWS Secrets Manager
 
 
 def _from_amazon(reference: Reference) -> str:
     try:
-        boto3: Any = import_module("boto3")
+        import_module("boto3")
     except ImportError:
         raise MissingExtra("aws", needed_for="a secret of aws-sm://") from None
+    from headway.storage.credentials import amazon_errors, amazon_region, amazon_session
+
     failures: Any = import_module("botocore.exceptions")
     name, _, key = reference.name.partition("#")
+    session = amazon_session()
+    region = amazon_region(session)
+    if not region:
+        raise BadInput(f"{reference} does not say which region it is in", fix="export AWS_REGION=us-east-1")
     try:
-        client = boto3.Session(region_name=os.environ.get("AWS_REGION")).client("secretsmanager")
-        response = client.get_secret_value(SecretId=name)
+        with amazon_errors(passing=(failures.ClientError,)):
+            response = session.client("secretsmanager", region_name=region).get_secret_value(SecretId=name)
     except failures.ClientError as error:
         raise _amazon_error(error, reference) from error
-    except failures.NoRegionError:
-        raise BadInput(f"{reference} does not say which region it is in", fix="export AWS_REGION=us-east-1") from None
-    except (failures.NoCredentialsError, failures.PartialCredentialsError) as error:
-        raise Denied("no AWS credentials", fix="aws sso login  (or: aws configure)") from error
-    except failures.BotoCoreError as error:
-        raise Transient(f"AWS Secrets Manager cannot be reached: {error}") from error
     value = response.get("SecretString") or bytes(response.get("SecretBinary") or b"").decode()
     return _json_field(value, key, reference) if key else value
 
@@ -198,7 +160,7 @@ def _amazon_error(error: Any, reference: Reference) -> BadInput | Denied | Trans
     if code in ("ThrottlingException", "InternalServiceError", "InternalServiceErrorException"):
         return Transient(f"AWS Secrets Manager is busy: {code}")
     fix = f"grant secretsmanager:GetSecretValue on {name} to the role that `aws sts get-caller-identity` shows"
-    return Denied(f"may not read the secret {reference}: {code}", fix=fix)
+    return Denied(f"no permission to read the secret {reference}: {code}", fix=fix)
 
 
 def _json_field(value: str, key: str, reference: Reference) -> str:
@@ -208,7 +170,7 @@ def _json_field(value: str, key: str, reference: Reference) -> str:
     except ValueError:
         fields = None
     if not isinstance(fields, dict) or key not in fields:
-        raise BadInput(f"the secret {reference} has no field of that name", fix=f"write {reference.kind}://NAME#FIELD")
+        raise BadInput(f"the secret {reference} has no such field", fix=f"write {reference.kind}://NAME#FIELD")
     return str(fields[key])
 
 
@@ -219,20 +181,23 @@ def _from_kubernetes(reference: Reference) -> str:
     """Read it with the kubeconfig's current context or the pod's account. In a run's pods, Kubernetes injects it."""
     cluster: Any = import_module("headway.targets.kubernetes.client")
     name, _, key = reference.name.partition("/")
-    namespace = _namespace()
+    api = cluster.Client()
+    namespace = _namespace() or api.namespace
     try:
-        response = cluster.Client()("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")
+        response = api("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")
     except cluster.NotFound:
         fix = f"kubectl -n {namespace} create secret generic {name} --from-literal={key}=…"
         raise BadInput(f"there is no secret {reference} in namespace {namespace}", fix=fix) from None
     except cluster.Forbidden:
         fix = f"kubectl -n {namespace} create role {name} --verb=get --resource=secrets --resource-name={name}"
-        raise Denied(f"may not read the secret {reference} in namespace {namespace}", fix=fix) from None
+        raise Denied(f"no permission to read the secret {reference} in namespace {namespace}", fix=fix) from None
     except cluster.Unreachable as error:
-        raise Transient(f"no cluster answers for {reference}: {error.problem.what}", fix=error.problem.fix) from error
+        raise Transient(
+            f"the cluster of {reference} cannot be reached: {error.problem.what}", fix=error.problem.fix
+        ) from error
     data = response.get("data") or {}
     if key not in data:
-        known = ", ".join(sorted(data)) or "no key at all"
+        known = ", ".join(sorted(data)) or "(it has no keys)"
         raise BadInput(f"the secret {name} has no key {key}", fix=f"write k8s://{name}/KEY with one of: {known}")
     try:
         return base64.b64decode(data[key], validate=True).decode()
@@ -241,11 +206,5 @@ def _from_kubernetes(reference: Reference) -> str:
 
 
 def _namespace() -> str:
-    """Return $HEADWAY_NAMESPACE, the pod's own namespace, or `default`."""
-    chosen = os.environ.get("HEADWAY_NAMESPACE")
-    if chosen:
-        return chosen
-    try:
-        return Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text().strip() or "default"
-    except OSError:
-        return "default"
+    """Return $HEADWAY_NAMESPACE, in a pod of a run; else nothing: the kubeconfig's context or this pod decides."""
+    return os.environ.get("HEADWAY_NAMESPACE", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from headway.core.errors import StoreError, Transient
-from headway.storage.base import Entry, Store, sort_key
+from headway.storage.base import ObjectInfo, Store, sort_key
 
 # Make the same small request for many keys in parallel: in a bucket, each is mostly latency.
 
@@ -43,7 +43,7 @@ def open_body(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise StoreError(f"the file to be stored cannot be read: {error.strerror}", where=str(path)) from error
+        raise StoreError(f"the file to upload cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def as_view(body: bytes | bytearray | memoryview) -> memoryview:
@@ -70,7 +70,9 @@ CHUNK_BYTES = 8 << 20  # bytes per request: large enough to be fast, small enoug
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 
-def fetch_file(store: Store, key: str, path: Path, *, parallel: int = 4, progress: Progress | None = None) -> Entry:
+def fetch_file(
+    store: Store, key: str, path: Path, *, parallel: int = 4, progress: Progress | None = None
+) -> ObjectInfo:
     """Download an object to a file, in parallel parts. The file appears whole or not at all.
 
     Args:
@@ -101,7 +103,7 @@ def fetch_file(store: Store, key: str, path: Path, *, parallel: int = 4, progres
     with atomic_file(path) as handle:
         _download_chunks(store, entry, handle, parallel, progress or _no_progress)
         if store.stat(key).version != entry.version:
-            raise Transient(f"{key} was replaced while it was fetched", where=store.url)
+            raise Transient(f"{key} was replaced during the download", where=store.url)
     return entry
 
 
@@ -118,7 +120,7 @@ def send_file(store: Store, key: str, path: Path, *, when: str | None = None) ->
         The object's version.
 
     Raises:
-        StoreError: If the file cannot be read, or changed while it was sent.
+        StoreError: If the file cannot be read, or changed during the upload.
         Conflict: If the condition does not hold.
 
     Example:
@@ -133,8 +135,8 @@ def send_file(store: Store, key: str, path: Path, *, when: str | None = None) ->
     version = store.write(key, path, when=when)
     stored = store.stat(key)
     if stored.version == version and stored.size != size:
-        what = f"{path} changed while it was sent: {size} bytes before, {stored.size} arrived"
-        raise StoreError(what, where=f"{store.url}/{key}", fix="send it again once nothing writes to it")
+        what = f"{path} changed during the upload: {size} bytes before, {stored.size} arrived"
+        raise StoreError(what, where=f"{store.url}/{key}", fix="upload it again once no program writes to it")
     return version
 
 
@@ -169,7 +171,7 @@ class _SupportsFolders(Protocol):
     def folders(self, prefix: str = "") -> Iterator[str]: ...
 
 
-def _download_chunks(store: Store, entry: Entry, handle: int, parallel: int, progress: Progress) -> None:
+def _download_chunks(store: Store, entry: ObjectInfo, handle: int, parallel: int, progress: Progress) -> None:
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
     def copy(start: int) -> int:

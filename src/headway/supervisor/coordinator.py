@@ -12,9 +12,18 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from headway.core.errors import FAILED, WORKER_RESTART
-from headway.core.plan import BEGINNING, BY_SCRIPT, again
+from headway.core.plan import EXACT, UNKNOWN, describe_next_start
+from headway.core.program import is_project
+from headway.core.python_errors import last_error
+from headway.rundir.lease import spent_usd
+from headway.rundir.submission import utc_now
+from headway.storage import local_path
 from headway.supervisor import restart_policy
+from headway.supervisor.background import StoreDown, StoreRecovered
+from headway.supervisor.heartbeat import AttemptAdvanced, Heartbeat
+from headway.supervisor.log_pipeline import Spool
 from headway.supervisor.node import Node
+from headway.supervisor.output_observer import OutputObserver, sources_of, starts_fresh
 from headway.supervisor.processes import ControlRecord, RankExit, reported_step
 from headway.supervisor.rank_env import omp_threads
 from headway.supervisor.rendezvous import (
@@ -27,9 +36,9 @@ from headway.supervisor.rendezvous import (
     require_free_port,
 )
 from headway.supervisor.restart_policy import AttemptHistory, AttemptOutcome, AttemptResult, Restart
-from headway.supervisor.threads import AttemptAdvanced, Heartbeat, StoreDown, StoreRecovered, now_text
 from headway.supervisor.topology import NodeTopology, single_node, with_workers
 
+_LEAST_GRACE_S = 1.0  # after SIGTERM, even if the budget is spent
 _KILL_TIMEOUT_S = 15.0  # how long to wait for killed ranks to exit
 
 
@@ -44,16 +53,16 @@ class Coordinator:
         history: AttemptHistory,
         rendezvous: RendezvousServer | None,
         *,
-        former: int = 0,
+        last_attempt: int = 0,
         refusal: str = "",
     ) -> None:
         """Open the attempt's event log and supervisor log.
 
-        `former` is the newest attempt whose ranks were started, or 0. With a non-empty `refusal` no rank is started:
-        the files that the earlier attempt left on this machine are saved, and the run ends as failed.
+        `last_attempt` is the newest attempt whose ranks were started, or 0. With a non-empty `refusal` no rank is
+        started: the files that the earlier attempt left on this machine are saved, and the run ends as failed.
         """
         self.node, self._heartbeat, self._rendezvous = node, heartbeat, rendezvous
-        self.attempt, self._history, self._last_started = attempt, history, former
+        self.attempt, self._history, self._last_started = attempt, history, last_attempt
         self._refusal = refusal
         self._started_at = time.monotonic()
         self._peers: dict[int, Connected] = {}
@@ -64,7 +73,8 @@ class Coordinator:
         self._closing = False
         self._ending = False  # the ranks are being stopped: a failure from now on is not the cause
         self._budget_reported = False
-        self._next_parts = 0  # out of memory in this attempt: the number of micro-batches a rank would try next
+        self._next_micro_batches = 0  # out of memory in this attempt: the number of micro-batches a rank would try next
+        self._ended_by = ""  # why a program that does not exit counts as finished
         self._start_reason = "first start" if attempt == 1 else "started again"
         node.on_rank_record, node.on_message = self._on_rank_record, self._on_message
         node.record_writer.open_events(attempt)
@@ -89,10 +99,12 @@ class Coordinator:
                 self._history,
                 retries=int(self.node.plan.job.get("retries", 0)),
                 first_pause_s=self.node.settings.first_pause_s,
-                max_same_step_crashes=self.node.settings.same_place,
+                max_same_step_crashes=self.node.settings.max_same_step_crashes,
                 no_auto_restart=restart_policy.costly_restart(self.node.plan, self.node.folder.name),
             )
             if isinstance(decision, AttemptOutcome):
+                if decision.not_retried:
+                    self.event("not_retried", reason=decision.not_retried)
                 return decision
             self._history = self._history.with_result(result)
             if not self._prepare_next(decision):
@@ -107,7 +119,9 @@ class Coordinator:
         self._closing = True
         for peer in self._peers.values():
             peer.connection.send({"do": "end", "code": outcome.exit_code})
-        mirrored = node.finish("mirror", end - time.monotonic())
+        if outcome.state == "finished":
+            node.mark_finished()
+        mirrored = node.finish_files(end - time.monotonic())
         if not mirrored:
             node.log("the last files that the script wrote could not be saved in time")
         else:
@@ -127,39 +141,46 @@ class Coordinator:
         return mirrored and written
 
     def event(self, kind: str, *, soon: bool = True, **details: Any) -> None:
-        record = {"kind": kind, "time": now_text(), "spent_s": round(self.spent_s, 3), **details}
+        record = {"kind": kind, "time": utc_now(), "spent_s": round(self.spent_s, 3), **details}
         self.node.record_writer.event(record, soon=soon)
 
     # One attempt
 
     def _record_attempt(self) -> None:
-        world = self.node.topology
+        topology = self.node.topology
         self.event(
             "attempt",
             number=self.attempt,
             host=socket.gethostname(),
-            world={"nodes": world.nodes, "processes": world.processes, "size": world.size, "source": world.source},
-            threads=omp_threads(self.node.plan, world),
+            world={
+                "nodes": topology.nodes,
+                "processes": topology.processes,
+                "size": topology.size,
+                "source": topology.source,
+            },
+            threads=omp_threads(self.node.plan, topology),
             held_from_s=round(self._history.spent_s, 3),
             why=self._start_reason,
         )
         kind = self.node.plan.resume
-        show_resume = self._last_started and not self._refusal and kind in (BY_SCRIPT, BEGINNING)
-        how = f"; {again(kind)}" if show_resume else ""
-        self.node.log(f"attempt {self.attempt}: {world}{how}")
+        show_resume = self._last_started and not self._refusal and kind not in (EXACT, UNKNOWN)
+        how = f"; {describe_next_start(kind)}" if show_resume else ""
+        self.node.log(f"attempt {self.attempt}: {topology}{how}")
 
     def _run_attempt(self) -> AttemptResult:
         self._exits, self._crash, self._step, self._ending, self._budget_reported = {}, None, None, False, False
-        self._next_parts = 0
+        self._next_micro_batches, self._ended_by = 0, ""
         if self._left_s() == 0.0:
             return AttemptResult(overdue=True)
-        self.node.prepare_files(self._last_started)
+        self.node.prepare_files(self._last_started, self.attempt)
         absent = self._wait_for_nodes()
         if absent or self.node.stop:
             return AttemptResult(stop=self.node.stop, absent=absent)
         self._lost_node = ""
         self._start()
-        overdue = not self.node.run_until(self._must_end, self._left_s())
+        overdue = not self.node.run_until(self._must_end, self._working_s())
+        if overdue and self._budget_reported:  # they export already, in the time that they reserved for it
+            overdue = not self.node.run_until(self._must_end, self._left_s())
         killed = self._end_ranks(overdue)
         self.node.sweep()
         return AttemptResult(
@@ -170,57 +191,93 @@ class Coordinator:
             killed=killed,
             lost=self._lost_node,
             crash=self._crash,
-            cut_to=self._next_parts,
+            micro_batches=self._next_micro_batches,
+            ended_by=self._ended_by,
         )
 
     def _left_s(self) -> float | None:
         budget = self.node.plan.limits.budget_s
         return None if budget is None else max(0.0, budget - self.spent_s)
 
+    def _working_s(self) -> float | None:
+        """Return the time until the ranks are told to stop: the grace period lies inside the budget.
+
+        Ranks with Headway's loop end by themselves before, with an export (`training.step_boundary` reserves a fifth).
+        """
+        left = self._left_s()
+        share = 10 if self.node.plan.resume == EXACT else 2
+        return None if left is None else left - min(self.node.ranks_grace_s, left / share)
+
     def _wait_for_nodes(self) -> str:
         """Wait for the other nodes to join; return a message naming those that did not, or "".
 
         Return early when a stop is requested.
         """
-        node, world = self.node, self.node.topology
-        others = set(range(1, world.nodes))
+        node, topology = self.node, self.node.topology
+        others = set(range(1, topology.nodes))
         if not others <= self._peers.keys():
-            node.log(f"waiting for {_node_names(others - self._peers.keys(), world.nodes)}")
+            node.log(f"waiting for {_node_names(others - self._peers.keys(), topology.nodes)}")
         waited = node.settings.peers_s
         if node.run_until(lambda: bool(node.stop) or others <= self._peers.keys(), waited):
             return ""
-        missing = _node_names(others - self._peers.keys(), world.nodes)
-        return f"{missing} did not join: waited {waited:g} s on port {world.rendezvous_port}"
+        missing = _node_names(others - self._peers.keys(), topology.nodes)
+        return f"{missing} did not join: waited {waited:g} s on port {topology.rendezvous_port}"
 
     def _start(self) -> None:
-        world = self._complete_topology()
+        topology = self._complete_topology()
         left = self._left_s()
-        facts = {"left_s": left, "spent_s": self.spent_s, "parts": self._history.parts}
-        message = {"do": "start", "attempt": self.attempt, "workers": list(world.workers), **facts}
+        facts = {"left_s": left, "spent_s": self.spent_s, "parts": self._history.micro_batches}
+        message = {"do": "start", "attempt": self.attempt, "workers": list(topology.workers), **facts}
         message["former"] = self._last_started
-        if self.node.plan.job.get("script"):
-            self.event("started", number=self.attempt)
+        if is_project(self.node.plan.job):
+            self.event("started", number=self.attempt, folder=str(self.node.workdirs.code))
         for peer in self._peers.values():
             peer.connection.send(message)
-        self.node.start_ranks(world, self.attempt, facts)
+        self.node.start_ranks(topology, self.attempt, facts, self._make_observer)
         self._last_started = self.attempt
 
+    def _make_observer(self, log: Spool) -> OutputObserver | None:
+        """Return the observer of a script's output and log files, or None if it is not to be observed."""
+        node, sources, attempt = self.node, sources_of(self.node.plan), self.attempt
+        if sources is None:
+            return None
+        where = node.workdirs
+        return OutputObserver(
+            sources,
+            log,
+            (where.code, where.files),
+            fresh=starts_fresh(node.plan, self._last_started),
+            excluded=(where.work, where.spool, where.resume, *filter(None, [local_path(node.folder.url)])),
+            on_progress=self._report_progress,
+            on_metrics=lambda record: node.record_writer.metrics(attempt, record),
+            note=node.log,
+        )
+
+    def _report_progress(self, progress: dict[str, Any]) -> None:
+        usd = spent_usd(self.node.plan, self.spent_s)
+        cost = {} if usd is None else {"usd": round(usd, 4)}
+        record = {**progress, **cost, "attempt": self.attempt, "spent_s": round(self.spent_s, 3)}
+        self.node.record_writer.progress(record)
+
     def _complete_topology(self) -> NodeTopology:
-        world = self.node.topology
-        if world.master_port:
-            require_free_port(world.master_port)
-        if world.nodes == 1:
-            return single_node(world)
-        hosts = {0: world.master_addr} | {n: peer.connection.peer_address for n, peer in self._peers.items()}
-        ports = {0: free_ports(world.processes)} | {n: list(peer.hello["ports"]) for n, peer in self._peers.items()}
+        topology = self.node.topology
+        if topology.master_port:
+            require_free_port(topology.master_port)
+        if topology.nodes == 1:
+            return single_node(topology)
+        hosts = {0: topology.master_addr} | {n: peer.connection.peer_address for n, peer in self._peers.items()}
+        ports = {0: free_ports(topology.processes)} | {n: list(peer.hello["ports"]) for n, peer in self._peers.items()}
         # Use the address at which the other nodes reach us: our host name may resolve to loopback here.
         own_address = next(iter(self._peers.values())).connection.own_address
-        return with_workers(world, hosts=hosts, ports=ports, own_address=own_address)
+        return with_workers(topology, hosts=hosts, ports=ports, own_address=own_address)
 
     def _must_end(self) -> bool:
         self._collect()
         restart_requested = any(end.code == WORKER_RESTART for end in self._exits.values())
-        return bool(self.node.stop or self._crash or self._lost_node or restart_requested or self._all_ended())
+        if not self._all_ended():
+            self._ended_by = self.node.end_condition.reason()
+        stopping = self._ended_by or self.node.stop or self._crash or self._lost_node
+        return bool(stopping or restart_requested or self._all_ended())
 
     def _all_ended(self) -> bool:
         self._collect()
@@ -235,7 +292,7 @@ class Coordinator:
         self._ending = True
         if self.node.stop:
             self.event("stop_asked", by=self.node.stop)
-        cause = self.node.stop or ("the budget is spent" if overdue else "")
+        cause = self.node.stop or self._ended_by or ("the budget is spent" if overdue else "")
         if cause:
             self.node.log(f"{cause}: stopping the ranks")
         elif not self._crash and not self._lost_node:
@@ -244,6 +301,9 @@ class Coordinator:
         grace_s = self.node.ranks_grace_s
         if self._crash or self._lost_node:
             grace_s = min(grace_s, self.node.settings.halt_s)
+        left = self._left_s()
+        if left is not None:
+            grace_s = min(grace_s, max(_LEAST_GRACE_S, left))
         return self._terminate_ranks(grace_s)
 
     def _terminate_ranks(self, grace_s: float) -> tuple[int, ...]:
@@ -273,11 +333,13 @@ class Coordinator:
         first = end.failed and not (self._ending or self._crash or self.node.stop or self._lost_node)
         if end.step is None:
             end = replace(end, step=self._step)  # most ranks never report steps, and all ranks are at the same one
+        if end.failed and (error := last_error(end.lines)) is not None:
+            end = replace(end, exception=error.describe(str(self.node.workdirs.code)))
         self._exits[end.rank] = end
         if first:
             self._crash = end
         if end.code != 0:
-            where = None if self._next_parts > self._history.parts else restart_policy.crash_step(end)
+            where = None if self._next_micro_batches > self._history.micro_batches else restart_policy.crash_step(end)
             place: dict[str, Any] = {"first": True, "place": where} if first else {}
             self.event("rank_exit", **{**asdict(end), "lines": list(end.lines)}, **place)
             self.node.log(str(end))
@@ -286,8 +348,12 @@ class Coordinator:
         """Handle a control record from a rank of this node."""
         self._step = reported_step(record, self._step)
         progress = record.get("progress")
+        if rank == 0 and self.node.observer is not None:
+            self.node.observer.stop()
         if isinstance(progress, dict) and rank == 0:
             self.node.record_writer.progress({**progress, "attempt": self.attempt, "spent_s": round(self.spent_s, 3)})
+        elif isinstance(record.get("metrics"), dict) and rank == 0:  # from `headway.integrations`
+            self.node.record_writer.metrics(self.attempt, record["metrics"])
         elif isinstance(record.get("event"), str):
             self._rank_event(rank, record)
 
@@ -298,7 +364,7 @@ class Coordinator:
         if record["event"] == "budget":
             self._budget_reported = True
         if record["event"] == "failed" and isinstance(record.get("cut_to"), int):
-            self._next_parts = max(self._next_parts, record["cut_to"])
+            self._next_micro_batches = max(self._next_micro_batches, record["cut_to"])
         self.event(record["event"], soon=False, **{"rank": rank, **details})
 
     def _on_message(self, message: Any) -> None:
@@ -320,10 +386,10 @@ class Coordinator:
             self._on_peer_message(message.node, message.message)
 
     def _on_connected(self, peer: Connected) -> None:
-        former = self._peers.get(peer.node)
-        if former is not None:
-            self._on_disconnected(peer.node, former.connection, "it was restarted")
-            former.connection.close()
+        previous = self._peers.get(peer.node)
+        if previous is not None:
+            self._on_disconnected(peer.node, previous.connection, "it was restarted")
+            previous.connection.close()
         self._peers[peer.node] = peer
         self.node.log(f"node {peer.node} of {self.node.topology.nodes} joined from {peer.connection.peer_address}")
 
@@ -367,9 +433,9 @@ class Coordinator:
         self._lost_node = ""
         if node.run_until(lambda: bool(node.stop), restart.pause_s):
             return False
-        former = self.attempt
+        previous = self.attempt
         self._heartbeat.advance()
-        node.run_until(lambda: self.attempt > former or bool(node.stop))
+        node.run_until(lambda: self.attempt > previous or bool(node.stop))
         if node.stop:
             return False
         self._start_reason = f"restart {restart.count}: {restart.reason}"

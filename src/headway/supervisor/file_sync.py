@@ -1,41 +1,39 @@
 """Sync the files a script writes under $HEADWAY_RUN_DIR to the run folder's `files/`, and restore them on resume.
 
-Only changed files are uploaded, and only once they have stopped changing. Empty folders are not saved.
+Only changed files are uploaded, and only once they have stopped changing and no process has them open for writing.
+Logs, of which any beginning is useful, are uploaded while they grow. Empty folders are not saved. `workdir` does the
+same for the script's working folder; `keep_rules` tells logs and checkpoints by their names.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from headway.core.errors import Denied, DiskFull, HeadwayError, NoBucket, NotThere, StoreError, Transient
 from headway.storage import Store
-from headway.storage.base import Entry, checked_key
+from headway.storage.base import ObjectInfo, checked_key
+from headway.storage.secret_scan import find_secrets
+from headway.supervisor.background import BackgroundThread, StoreHealth
 from headway.supervisor.event_loop import MessageQueue
-from headway.supervisor.threads import BackgroundThread, StoreHealth
+from headway.supervisor.keep_rules import FileStat, is_log, open_for_writing
 
 INTERVAL_S = 30.0
+LOG_INTERVAL_S = 300.0  # how often a log that never stops growing is uploaded
+QUIET_SCANS = 10  # a file that a process holds open is uploaded after this many scans without a change
 _CHUNK = 8 << 20
 _FICLONE = 0x40049409
 _FILES, _OTHER_NODES = "files/", "other-nodes/"
 WORKDIR, EARLIER = "workdir/", "earlier/"  # below a node's prefix: written by headway.supervisor.workdir
 _PARTIAL_PREFIX = ".headway-part-"  # prefix of a file that is being restored
 _STORE_ERRORS = (Denied, DiskFull, NoBucket, Transient)  # errors of the store rather than of one file
-
-
-@dataclass(frozen=True, slots=True)
-class FileStat:
-    """Size, modification time and inode of a file, compared to detect changes without reading it."""
-
-    size: int
-    modified_ns: int
-    inode: int
 
 
 def node_prefix(node: int) -> str:
@@ -53,9 +51,18 @@ class Mirror:
         self._prefix = node_prefix(node)
         self._sent: dict[str, FileStat] = {}  # the state of each file that is in the store
         self._versions: dict[str, str] = {}  # the store's version of each uploaded file
+        self._hashes: dict[str, str] = {}  # SHA-256 of each uploaded file, as far as it is known
+        self._sent_at: dict[str, float] = {}  # when each file was last uploaded
         self._last_scan: dict[str, FileStat] = {}  # the state of each file at the previous scan
-        self._skipped: set[str] = set()
+        self._quiet: dict[str, int] = {}  # over how many scans each file has not changed
+        self._skipped: dict[str, str] = {}  # why a file is not saved
+        self._flagged: set[str] = set()  # look like secrets
         self._lock = threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        """The files that are in the store."""
+        return list(self._sent)
 
     def restore(self) -> int:
         """Download the files that earlier attempts saved; return their number. Node 0's files go to every node."""
@@ -76,29 +83,61 @@ class Mirror:
 
     def _sync(self, final: bool) -> int:
         found = dict(self._scan())
-        sent = 0
-        for name, now in sorted(found.items()):
-            unchanged = final or self._last_scan.get(name) == now
-            if unchanged and self._sent.get(name) != now:
-                sent += self._send(name, now)
+        kept = self._choose(found, final)
+        self._quiet = {n: self._quiet.get(n, 0) + 1 if self._last_scan.get(n) == now else 0 for n, now in found.items()}
+        due = [name for name in sorted(kept) if self._sent.get(name) != kept[name]]
+        if not final:
+            due = self._settled(due, found)
+        sent = sum(self._send(name, kept[name]) for name in due)
         # Upload before deleting: a checkpoint is removed from the store only once its successor is there.
-        for name in [name for name in self._sent if name not in found and (final or name not in self._last_scan)]:
-            self._store.delete(self._prefix + name)
-            del self._sent[name]
+        gone = [name for name in self._sent if name not in kept]
+        for name in [name for name in gone if final or name in found or name not in self._last_scan]:
+            if self._may_delete(name, still_here=name in found):
+                self._store.delete(self._prefix + name)
+                self._forget(name)
         self._last_scan = found
         return sent
 
+    def _choose(self, found: dict[str, FileStat], final: bool) -> dict[str, FileStat]:
+        """Return those of the files found that are saved."""
+        return found
+
+    def _may_delete(self, name: str, *, still_here: bool) -> bool:
+        """Return whether a file that is no longer chosen may be deleted from the store."""
+        return True
+
+    def _settled(self, names: list[str], found: dict[str, FileStat]) -> list[str]:
+        """Return the files that are complete: unchanged since the previous scan, and not open for writing.
+
+        A file that is held open is taken once it has been quiet for long; a log as it grows, now and then.
+        """
+        quiet = [name for name in names if self._quiet[name]]
+        growing = [name for name in names if not self._quiet[name] and is_log(name) and name in self._last_scan]
+        busy = open_for_writing(self._root) if quiet else set()
+        done = [n for n in quiet if found[n].inode not in busy or is_log(n) or self._quiet[n] >= QUIET_SCANS]
+        now = time.monotonic()
+        return done + [name for name in growing if now - self._sent_at.setdefault(name, now) >= LOG_INTERVAL_S]
+
+    def _forget(self, name: str) -> None:
+        del self._sent[name]
+        self._hashes.pop(name, None)
+
     def _send(self, name: str, now: FileStat) -> int:
-        path = self._root / name
+        """Upload a file, unless only its times have changed; return whether it was uploaded."""
+        path, sent = self._root / name, self._sent.get(name)
         try:
-            with path.open("rb") as file:
-                if now.size <= _CHUNK:
-                    body = file.read()
-                    if file_stat(path) != now:
-                        return 0  # changed while being read: next time
-                    self._versions[name] = self._store.write(self._prefix + name, body)
-                else:
-                    self._versions[name] = self._store.write(self._prefix + name, path)
+            body = path.read_bytes() if now.size <= _CHUNK else None
+            digest = hashlib.sha256(body).hexdigest() if body is not None else file_sha256(path)
+            if body is not None and file_stat(path) != now and not is_log(name):
+                return 0  # changed while being read: next time
+            if sent is not None and sent.size == now.size and self._hashes.get(name) == digest:
+                self._sent[name] = now
+                return 0
+            if body is not None:
+                self._flag_secrets(name, body)
+            self._before_write(name)
+            self._hashes.pop(name, None)
+            self._versions[name] = self._store.write(self._prefix + name, path if body is None else body)
         except FileNotFoundError:
             return 0  # removed since the scan
         except OSError as error:
@@ -107,9 +146,22 @@ class Mirror:
             raise
         except StoreError as error:  # an error of this file alone: the others must still be saved
             return self._skip(name, error.problem.what) if path.exists() else 0
+        self._sent_at[name] = time.monotonic()
+        self._skipped.pop(name, None)
         if file_stat(path) == now:
-            self._sent[name] = now
+            self._sent[name], self._hashes[name] = now, digest
         return 1
+
+    def _flag_secrets(self, name: str, body: bytes) -> None:
+        """Log a file that looks like a secret. It is saved all the same: a run loses nothing that it has made."""
+        findings = find_secrets(body) if name not in self._flagged else []
+        if findings:
+            self._flagged.add(name)
+            what = f"{findings[0].kind} (line {findings[0].line})"
+            self._log(f"saved, but it looks like a secret: {name!r}: {what}. Do not share this run folder")
+
+    def _before_write(self, name: str) -> None:
+        """Called before a file is uploaded."""
 
     def _scan(self) -> Iterator[tuple[str, FileStat]]:
         for folder, folders, names in os.walk(self._root):
@@ -149,7 +201,7 @@ class Mirror:
 
     def _skip(self, name: str, why: str) -> int:
         if name not in self._skipped:
-            self._skipped.add(name)
+            self._skipped[name] = why
             self._log(f"not saved: {name!r}: {why}")
         return 0
 
@@ -166,7 +218,7 @@ class Mirror:
                 self._sent[name] = self._last_scan[name] = found
         return count
 
-    def _download(self, entry: Entry, path: Path) -> bool:
+    def _download(self, entry: ObjectInfo, path: Path) -> bool:
         """Download one file; return False if it was deleted between listing and reading."""
         try:
             download(self._store, entry, path)
@@ -213,7 +265,7 @@ def _clone(source: str, target: str) -> str:
     return target
 
 
-def download(store: Store, entry: Entry, path: Path) -> None:
+def download(store: Store, entry: ObjectInfo, path: Path) -> None:
     """Download an object in chunks to a temporary name, then rename it to `path` once complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{_PARTIAL_PREFIX}{os.urandom(8).hex()}")
@@ -224,6 +276,15 @@ def download(store: Store, entry: Entry, path: Path) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content. Raises OSError if it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_CHUNK):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def file_stat(path: Path) -> FileStat | None:

@@ -7,7 +7,8 @@ import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from headway.core.errors import WORKER_RESTART
+from headway.core.errors import WORKER_DONE, WORKER_RESTART
+from headway.supervisor.background import StoreDown, StoreRecovered
 from headway.supervisor.node import Node
 from headway.supervisor.processes import ControlRecord, RankExit
 from headway.supervisor.rendezvous import (
@@ -20,7 +21,6 @@ from headway.supervisor.rendezvous import (
     free_ports,
     interface_of,
 )
-from headway.supervisor.threads import StoreDown, StoreRecovered
 
 _KILL_TIMEOUT_S = 15.0
 
@@ -63,7 +63,9 @@ class Follower:
             self.node.log("node 0 disconnected: waiting for it to restart")
 
     def conclude(self, seconds: float) -> bool:
-        mirrored = self.node.finish("mirror", seconds)
+        if self._code == WORKER_DONE:
+            self.node.mark_finished()
+        mirrored = self.node.finish_files(seconds)
         if mirrored:
             self.node.log_saved_files()
         self.node.close_log()
@@ -73,14 +75,14 @@ class Follower:
         return mirrored and written
 
     def _join(self) -> None:
-        world = self.node.topology
+        topology = self.node.topology
         self._coordinator, self._disconnected = None, False
         timeout_s = self.node.settings.peers_s
-        hello = {"ports": free_ports(world.processes)}
+        hello = {"ports": free_ports(topology.processes)}
         post = self.node.loop.inbox.post
-        where = (world.master_addr, world.rendezvous_port)
-        self.node.log(f"{world}; joining node 0 at {where[0]}:{where[1]}")
-        JoinThread(where, self._key, world.node, hello, post, timeout_s=timeout_s).start()
+        where = (topology.master_addr, topology.rendezvous_port)
+        self.node.log(f"{topology}; joining node 0 at {where[0]}:{where[1]}")
+        JoinThread(where, self._key, topology.node, hello, post, timeout_s=timeout_s).start()
         self.node.run_until(lambda: bool(self._coordinator or self._join_error or self.node.stop))
 
     def _follow(self) -> None:
@@ -165,15 +167,15 @@ class Follower:
         if not self._started:
             self._started = True
             node.upload_leftover_logs(self._attempt)
-        node.prepare_files(int(order.get("former", 0)))
+        node.prepare_files(int(order.get("former", 0)), self._attempt)
         interface = interface_of(self._coordinator.own_address)
-        world = replace(node.topology, workers=tuple(order["workers"]), interface=interface)
-        node.log(f"attempt {self._attempt}: {world}")
+        topology = replace(node.topology, workers=tuple(order["workers"]), interface=interface)
+        node.log(f"attempt {self._attempt}: {topology}")
         if self._cancelled or node.stop:
-            for rank in world.ranks:
+            for rank in topology.ranks:
                 self._report(RankExit(rank=rank, code=WORKER_RESTART))
         else:
-            node.start_ranks(world, self._attempt, order)
+            node.start_ranks(topology, self._attempt, order)
 
     def _on_rank_record(self, rank: int, record: ControlRecord) -> None:
         if isinstance(record.get("event"), str):

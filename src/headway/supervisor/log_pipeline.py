@@ -3,16 +3,15 @@
 The disk is the buffer: memory use stays small however fast a rank prints, and nothing is lost while the store is down.
 `ConsoleWriter` also copies the output to the supervisor's standard output, which containers and clouds collect.
 
-The way of a line: a rank's pipe (`processes.Rank`), `Spool` (timestamp, redaction, local disk), `RecordWriter` in
-`threads.py` (segments in the run folder), and `rundir/logs.py`, which `headway logs` reads with.
+The way of a line: a rank's pipe (`processes.Rank`), `TerminalLines` (carriage returns, escape sequences), `Spool`
+(timestamp, redaction, local disk), `RecordWriter` in `record_writer.py` (segments in the run folder), and
+`rundir/logs.py`, which `headway logs` reads with.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -22,6 +21,8 @@ from pathlib import Path
 from headway.core.errors import Conflict, StoreError
 from headway.rundir.layout import segment_prefix
 from headway.storage.base import ABSENT, Store
+from headway.storage.redaction import Redactor
+from headway.supervisor.terminal_lines import TerminalLines
 
 # Standard output
 
@@ -97,36 +98,14 @@ class ConsoleWriter(threading.Thread):
 # Spool and segments
 
 SEGMENT_BYTES = 4 << 20
-MAX_LINE_BYTES = 64 << 10  # longer lines are split: a reader must not need more memory than this
 BACKLOG_BYTES = 2 << 30  # the most that waits for a store that is down; output beyond it is dropped
-LAST_LINES = 20
+LAST_LINES = 60
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
-_LONE_RETURN = re.compile(rb"\r(?!\n)")
 
 
 def utc_timestamp() -> bytes:
     now = datetime.now(timezone.utc)
     return f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03d}Z".encode()
-
-
-class Redactor:
-    """Replaces secret values in output by `***`, also in their JSON-escaped form and line by line."""
-
-    def __init__(self, values: Iterable[str] = ()) -> None:
-        forms: set[bytes] = set()
-        for value in values:
-            lines = value.splitlines() if "\n" in value else []
-            for form in (value, json.dumps(value)[1:-1], *(line.strip() for line in lines)):
-                if len(form) >= 4:  # shorter ones would match ordinary words
-                    forms.add(form.encode())
-        self._forms = sorted(forms, key=len, reverse=True)
-        self.longest = max(map(len, forms), default=0)
-
-    def __call__(self, text: bytes) -> bytes:
-        for form in self._forms:
-            if form in text:
-                text = text.replace(form, b"***")
-        return text
 
 
 class Spool:
@@ -151,28 +130,36 @@ class Spool:
         self._file = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._redact = redact or Redactor()
         self._backlog = backlog_bytes
-        self._partial_line = b""
+        self._terminal = TerminalLines(hold_back=self._redact.longest)  # as much as could be half of a secret
+        self._held = b""  # a line that may end with half of a secret
         self._dropped_bytes = 0
 
     def append(self, chunk: bytes) -> bytes:
-        """Append a chunk of output; return the complete lines in it, redacted."""
-        data = self._partial_line + chunk
-        if b"\r" in data:
-            data = _end_overwritten_lines(data)
-        cut = data.rfind(b"\n") + 1
-        whole, self._partial_line = data[:cut], data[cut:]
-        if len(self._partial_line) > MAX_LINE_BYTES:
-            # Hold back as many bytes as could be the first half of a secret.
-            keep = len(self._partial_line) - max(1, self._redact.longest)
-            whole, self._partial_line = whole + self._partial_line[:keep] + b"\n", self._partial_line[keep:]
+        """Append a chunk of output; return the lines that are complete now, as a terminal shows them, redacted."""
+        whole = self._held + self._terminal.feed(chunk)
+        self._held = b""
+        cut = self._redact.held_from(whole)
+        whole, self._held = whole[:cut], whole[cut:]
+        return self._append_lines(whole) if whole else b""
+
+    def tick(self) -> bytes:
+        """Append lines that are complete because time has passed; return them, redacted. Call about once a second."""
+        whole = self._held + self._terminal.tick()
+        self._held = b""
         return self._append_lines(whole) if whole else b""
 
     def finish(self) -> bytes:
         """Append the last line even without a newline, after the writer has exited; return it, redacted."""
-        rest, self._partial_line = self._partial_line, b""
-        shown = self._append_lines(rest + b"\n") if rest else b""
+        rest = self._held + self._terminal.finish()
+        self._held = b""
+        shown = self._append_lines(rest) if rest else b""
         self._append_dropped_note()
         return shown
+
+    def live_lines(self) -> list[str]:
+        """Return the progress bars on the screen, from top to bottom, redacted."""
+        lines = (line.encode("utf-8", "replace") for line in self._terminal.live())
+        return [self._redact(line).decode("utf-8", "replace") for line in lines]
 
     def write_line(self, text: str) -> bytes:
         return self.append(text.encode("utf-8", "backslashreplace") + b"\n")
@@ -297,13 +284,6 @@ def upload_leftovers(folder: Path, store: Store, *, below: int, writers: Iterabl
     return uploaded
 
 
-def _end_overwritten_lines(data: bytes) -> bytes:
-    """End a line at a lone carriage return too, or a progress bar would appear only once it is complete."""
-    ends_in_return = data[-1:] == b"\r"  # the newline may be in the next chunk
-    body = _LONE_RETURN.sub(b"\r\n", data[:-1] if ends_in_return else data)
-    return body + b"\r" if ends_in_return else body
-
-
 def _last_lines(whole: bytes) -> list[str]:
     lines = whole[-LAST_LINES * 1024 :].rsplit(b"\n", LAST_LINES + 1)[-LAST_LINES - 1 : -1]
-    return [line.decode("utf-8", "replace").rstrip("\r")[-1000:] for line in lines]
+    return [line.decode("utf-8", "replace")[-1000:] for line in lines]

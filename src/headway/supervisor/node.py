@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -9,17 +10,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.core.errors import HeadwayError, StoreError, Transient
-from headway.core.plan import BEGINNING, Plan
+from headway.core.plan import BEGINNING, EXACT, Plan
+from headway.core.retry import NO_LIMIT, RetryPolicy, retry
 from headway.rundir.layout import RunFolder
+from headway.storage.redaction import Redactor, ambient_values
+from headway.supervisor.background import StoreHealth, TaskDone
 from headway.supervisor.event_loop import LeaseLostMessage, Loop, StopNow, StopRequested, ThreadDied
 from headway.supervisor.file_sync import Mirror, MirrorThread, copy_folder
-from headway.supervisor.log_pipeline import ConsoleWriter, Redactor, Spool, upload_leftovers
+from headway.supervisor.keep_rules import format_size, is_checkpoint
+from headway.supervisor.log_pipeline import ConsoleWriter, Spool, upload_leftovers
+from headway.supervisor.output_observer import EndCondition, OutputObserver
 from headway.supervisor.processes import ControlRecord, OrphanReaper, Ranks, ZombieReaper
-from headway.supervisor.rank_env import Secrets, Workdirs, rank_command, remove_workdirs
-from headway.supervisor.threads import RecordWriter, StoreHealth, TaskDone
+from headway.supervisor.rank_env import (
+    NodeFolders,
+    Secrets,
+    describe_resume_args,
+    placeholder_values,
+    rank_command,
+    remove_workdirs,
+)
+from headway.supervisor.record_writer import RecordWriter
 from headway.supervisor.topology import NodeTopology
-from headway.supervisor.workdir import PrepareResult, Workdir, format_size, make_workdir
+from headway.supervisor.workdir import PrepareResult, Workdir, make_workdir
 
+_RESTORE_RETRY = RetryPolicy(tries=NO_LIMIT, total_s=math.inf, first_pause_s=1.0, longest_pause_s=30.0)
 _POLL_S = 1.0  # the longest single wait of the main thread
 _WRITE_RESERVE_S = 2.0  # the part of the grace period reserved for the last log lines and the last event
 
@@ -41,7 +55,7 @@ class SupervisorSettings:
     mirror_s: float = 30.0
     peers_s: float = 300.0
     flush_s: float = 120.0  # how long a run that has ended waits for a store that is down
-    same_place: int = 3  # consecutive crashes at the same step before the run fails
+    max_same_step_crashes: int = 3  # consecutive crashes at the same step before the run fails
     halt_s: float = 10.0  # grace period of the other ranks after one failed: they cannot finish a step without it
 
 
@@ -53,7 +67,7 @@ class Node:
     plan: Plan
     topology: NodeTopology
     base_env: Mapping[str, str]  # the environment that ranks inherit
-    workdirs: Workdirs
+    workdirs: NodeFolders
     secrets: Secrets
     settings: SupervisorSettings
     loop: Loop
@@ -65,19 +79,28 @@ class Node:
     on_message: Callable[[Any], None] = field(default=lambda message: None)  # handles messages from other threads
 
     def __post_init__(self) -> None:
-        self.redact = Redactor(self.secrets.values)
+        self.redact = Redactor((*self.secrets.values, *ambient_values(self.base_env)))
         self.health = StoreHealth(self.loop.inbox)
         self.record_writer = RecordWriter(self.folder, self.loop.inbox, self.health, self.redact)
         self.mirror = Mirror(self.workdirs.files, self.folder.store, node=self.topology.node, log=self.log)
         self.workdir = make_workdir(
-            self.plan, self.folder, self.workdirs, node=self.topology.node, env=self.base_env, log=self.log
+            self.plan,
+            self.folder,
+            self.workdirs,
+            node=self.topology.node,
+            env=self.base_env,
+            secrets=self.secrets.files,
+            log=self.log,
         )
+        if self.workdir is not None:
+            self.workdir.has_other_checkpoint = self._has_other_checkpoint
         mirrors = [self.mirror, *([self.workdir] if self.workdir else [])]
         self.mirror_thread = MirrorThread(mirrors, self.loop.inbox, self.health, every_s=self.settings.mirror_s)
+        self.end_condition = EndCondition(self.plan.job.get("ends_when"))
         self.ranks = Ranks(
             self.loop,
             self.orphan_reaper,
-            self.console.write_output,
+            self._on_output,
             lambda r, m: self.on_rank_record(r, m),
             self.redact,
         )
@@ -85,8 +108,10 @@ class Node:
         self.stop_at: float | None = None
         self._log: Spool | None = None
         self._rank_spools: list[Spool] = []
+        self.observer: OutputObserver | None = None  # on node 0, of a script that does not report by itself
         self._done: set[str] = set()
         self._restored = False
+        self._data: dict[str, str] = {}  # paths of the project's named data
         self._reaper = ZombieReaper()
 
     @property
@@ -112,10 +137,10 @@ class Node:
             self._log.write_line(text)
         self.console.write_line(text)
 
-    def prepare_files(self, former: int) -> None:
+    def prepare_files(self, last_attempt: int, attempt: int) -> None:
         """Restore the files that earlier attempts saved, waiting while the store is down: never start without them.
 
-        `former` is the newest attempt whose ranks were started, or 0.
+        `last_attempt` is the newest attempt whose ranks were started, or 0; `attempt` is the one that starts now.
         """
         self.workdirs.files.mkdir(parents=True, exist_ok=True)
         if not self._restored:
@@ -124,8 +149,14 @@ class Node:
                 self.log(f"restored {count} files into {self.workdirs.files}")
             self._restored = not self.stop
         self.run_in_thread(lambda: copy_folder(self.workdirs.files, self.workdirs.resume))
+        if self.plan.job.get("named_data") and not self.stop:
+            from headway.supervisor.project_data import bring_data
+
+            outputs = self.folder.url.rpartition("/")[0]
+            found = self.run_in_thread(lambda: self._retry_transient(lambda: bring_data(self.plan, outputs, self.log)))
+            self._data = found or {}
         if self.workdir is not None and not self.stop:
-            self._prepare_workdir(self.workdir, former)
+            self._prepare_workdir(self.workdir, last_attempt, attempt)
 
     def register_files(self) -> None:
         """Register files that an earlier attempt wrote here after its last sync, to upload them at the end.
@@ -136,15 +167,19 @@ class Node:
         if workdir is not None:
             self.run_in_thread(lambda: self._retry_transient(workdir.register_existing))
 
-    def _prepare_workdir(self, workdir: Workdir, former: int) -> None:
+    def _prepare_workdir(self, workdir: Workdir, last_attempt: int, attempt: int) -> None:
         fresh = self.plan.resume == BEGINNING
         done: PrepareResult | None = self.run_in_thread(
-            lambda: self._retry_transient(lambda: workdir.prepare(fresh=fresh, former=former))
+            lambda: self._retry_transient(
+                lambda: workdir.prepare(fresh=fresh, last_attempt=last_attempt, attempt=attempt)
+            )
         )
         if done is not None and done.restored:
             self.log(f"restored {done.restored} files into the script's working folder {self.workdirs.code}")
         if done is not None and done.moved:
-            self.log(f"{done.moved} files that attempt {former} wrote are kept in the run folder, in {done.moved_to}")
+            stay = "; your own folder keeps them too" if self.base_env.get("HEADWAY_IN_PLACE") else ""
+            files = f"files ({done.moved}) that attempt {last_attempt} wrote"
+            self.log(f"{files} are kept in the run folder, in {done.moved_to}{stay}")
 
     def upload_leftover_logs(self, attempt: int) -> None:
         """Upload log lines that a killed supervisor of this node left on disk."""
@@ -161,8 +196,14 @@ class Node:
         if found:
             self.log(f"saved the last lines of a killed attempt: {', '.join(found)}")
 
-    def start_ranks(self, topology: NodeTopology, attempt: int, facts: Mapping[str, Any]) -> None:
-        """Start this node's ranks. `facts` are the same on all nodes.
+    def start_ranks(
+        self,
+        topology: NodeTopology,
+        attempt: int,
+        facts: Mapping[str, Any],
+        make_observer: Callable[[Spool], OutputObserver | None] | None = None,
+    ) -> None:
+        """Start this node's ranks. `facts` are the same on all nodes; `make_observer` is called with rank 0's log.
 
         Call on the main thread: the kernel kills a rank (PR_SET_PDEATHSIG) with the thread that started it.
         """
@@ -176,6 +217,11 @@ class Node:
         run |= {"HEADWAY_SPENT_S": f"{facts['spent_s']:.3f}", "HEADWAY_PARTS": str(facts["parts"])}
         if facts["left_s"] is not None:
             run["HEADWAY_DEADLINE_S"] = f"{max(0.0, facts['left_s']):.3f}"
+        self.end_condition.start()
+        is_from_before = self.workdir.is_from_before if self.workdir is not None else lambda path: False
+        values = placeholder_values(topology, 0, run, self.workdirs, self._data)
+        if resume := describe_resume_args(self.plan, self.workdirs.code, values, is_from_before):
+            self.log(resume)
         for local_rank, rank in enumerate(topology.ranks):
             command = rank_command(
                 self.plan,
@@ -185,14 +231,27 @@ class Node:
                 run=run,
                 workdirs=self.workdirs,
                 secrets=self.secrets,
+                data=self._data,
+                is_from_before=is_from_before,
             )
             log = self._spool(attempt, f"r{rank}")
             self._rank_spools.append(log)
+            if rank == 0 and make_observer is not None:
+                self.observer = make_observer(log)
             self.ranks.start(command, log)
+
+    def _on_output(self, rank: int, lines: bytes) -> None:
+        self.end_condition.on_output(rank, lines)
+        self.console.write_output(rank, lines)
+        if rank == 0 and self.observer is not None:
+            self.observer.on_output(lines)
 
     def sweep(self) -> None:
         """Clean up once all ranks have ended: kill the processes they left and write all their output to disk."""
         self.ranks.sweep()
+        if self.observer is not None:
+            self.observer.finish()
+            self.observer = None
         for log in self._rank_spools:
             self.record_writer.close_log(log)
         self._rank_spools.clear()
@@ -208,6 +267,8 @@ class Node:
             for message in self.loop.run_once(left):
                 self._handle_urgent(message)
                 self.on_message(message)
+            if self.ranks.tick() and self.observer is not None:
+                self.observer.tick()
             self._reaper.reap(spare=self.ranks.pids | {self.orphan_reaper.pid})
         return True
 
@@ -238,11 +299,40 @@ class Node:
         if not self.stop:
             self.stop, self.stop_at = by, time.monotonic()
 
+    def _has_other_checkpoint(self) -> bool:
+        """Return whether the program has saved checkpoints elsewhere than in its working folder."""
+        return self.plan.resume == EXACT or any(map(is_checkpoint, self.mirror.names))
+
+    def mark_finished(self) -> None:
+        """Note, before the last sync, that the program has done its work: earlier attempts' files are superseded."""
+        if self.workdir is not None:
+            self.workdir.finished = True
+
     def finish(self, name: str, seconds: float) -> bool:
         """Ask a background thread to finish; return False if the store did not accept its last writes in time."""
         thread = {"mirror": self.mirror_thread, "record-writer": self.record_writer}[name]
         thread.finish()
         return self.wait_finished(name, seconds)
+
+    def finish_files(self, seconds: float) -> bool:
+        """Upload the last files; return False if that was not possible.
+
+        `seconds` limits how long a store that fails is waited for. One that accepts files gets all, however long
+        that takes, unless a stop is requested: then there is only the grace period.
+        """
+        self.mirror_thread.finish()
+        asked_before = self.stop_at is not None
+        while not self.run_until(lambda: "mirror" in self._done or self._asked_since(asked_before), seconds):
+            if asked_before or self.health.is_failing("mirror") or not self.mirror_thread.is_alive():
+                return False
+            self.log("still saving the program's files")
+        if "mirror" in self._done:
+            return True
+        assert self.stop_at is not None
+        return self.wait_finished("mirror", max(0.5, self.stop_at + self.ranks_grace_s - time.monotonic()))
+
+    def _asked_since(self, before: bool) -> bool:
+        return self.stop_at is not None and not before
 
     def wait_finished(self, name: str, seconds: float) -> bool:
         return self.run_until(lambda: name in self._done, seconds)
@@ -252,7 +342,9 @@ class Node:
         count, size = self.workdir.saved if self.workdir is not None else (0, 0)
         if count:
             files = "1 file" if count == 1 else f"{count} files"
-            self.log(f"kept {files} ({format_size(size)}) that the script wrote, in files/ of the run folder")
+            self.log(f"kept {files} ({format_size(size)}) that the program wrote, in files/ of the run folder")
+        for each in self.workdir.left_out if self.workdir is not None else []:
+            self.log(f"not kept: {each}")
 
     def clean_up(self, *, complete: bool) -> None:
         """Remove this supervisor's folders, and the script's files only if all are in the run folder (`complete`)."""
@@ -260,6 +352,8 @@ class Node:
             self.workdir.clear()
         elif self.workdir is not None:
             self.workdir.rescue()
+        for path in self.secrets.files:
+            path.unlink(missing_ok=True)
         remove_workdirs(self.workdirs, files=complete)
 
     def close_log(self) -> None:
@@ -291,14 +385,12 @@ class Node:
         return spool
 
     def _retry_transient(self, work: Callable[[], Any]) -> Any:
-        pause = 1.0
-        while True:
-            try:
-                result = work()
-            except Transient as error:
-                self.health.report_failure("restore", error)
-                time.sleep(pause)
-                pause = min(30.0, pause * 2)
-                continue
-            self.health.report_success("restore")
-            return result
+        """Retry without end: a run that started keeps its machines until the store is back or it is stopped."""
+
+        def report(error: Exception) -> None:
+            assert isinstance(error, Transient)
+            self.health.report_failure("restore", error)
+
+        result = retry(work, _RESTORE_RETRY, on_failure=report)
+        self.health.report_success("restore")
+        return result

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,10 +21,12 @@ from typing import Any
 
 from headway.core import platform
 from headway.core.errors import HeadwayError
+from headway.core.retry import poll
+from headway.storage.redaction import Redactor
 from headway.supervisor.event_loop import Loop
-from headway.supervisor.log_pipeline import Redactor, Spool
+from headway.supervisor.log_pipeline import Spool
 
-CONTROL_FD = "HEADWAY_CONTROL_FD"
+CONTROL_FD, CONTROL_INODE = "HEADWAY_CONTROL_FD", "HEADWAY_CONTROL_INODE"
 SUPERVISOR_VARIABLE = (
     "HEADWAY_SUPERVISOR"  # names the supervisor a process descends from: orphan_reaper.py looks for it
 )
@@ -35,6 +36,7 @@ _F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 256 << 10
 _MAX_RECORD_BYTES = 1 << 20
+_TICK_S = 0.9
 
 ControlRecord = dict[str, Any]
 OutputHandler = Callable[[int, bytes], None]
@@ -61,12 +63,18 @@ class RankExit:
     step: int | None = None  # the last one it reported
     lines: tuple[str, ...] = ()
     seconds: float = 0.0  # how long it ran
+    exception: str = ""  # the exception that ended it and its line in the project: ValueError at train.py:6
+    killed_by: str = ""  # who sent SIGKILL: "headway", or "another process" if the kernel reports no lack of memory
 
     @property
     def failed(self) -> bool:
         return self.code not in (0, 143)
 
     def __str__(self) -> str:
+        if self.signal == "SIGKILL" and self.killed_by == "headway":
+            return f"rank {self.rank} did not exit in time, so Headway killed it"
+        if self.signal == "SIGKILL" and self.killed_by:
+            return f"rank {self.rank} was killed by {self.killed_by} (SIGKILL); the kernel reports no lack of memory"
         if self.signal == "SIGKILL":
             return f"rank {self.rank} was killed (SIGKILL), usually by the kernel because memory ran out"
         how = f"was killed by {self.signal}" if self.signal else f"exited with code {self.code}"
@@ -79,7 +87,7 @@ class OrphanReaper:
     def __init__(self) -> None:
         self.label = f"{os.getpid()}-{platform.process_start_time(os.getpid())}"
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_MODULE_DIR / "orphan_reaper.py")],
+            [*platform.python_command(), "-I", "-S", str(_MODULE_DIR / "orphan_reaper.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -149,6 +157,12 @@ class Rank:
         for fd in list(self._pipes):
             self._read(fd)
 
+    def tick(self) -> None:
+        """Log what is on the screen and due: bars, and lines that no longer change."""
+        shown = self.log.tick()
+        if shown:  # nothing was printed now: `ends_when: {idle: …}` must not take a tick for output
+            self._on_output(self.rank, shown)
+
     def close(self) -> None:
         self.drain()
         for fd in list(self._pipes):
@@ -173,9 +187,7 @@ class Rank:
         del self._pipes[fd]
 
     def _read_output(self, data: bytes) -> None:
-        whole = self.log.append(data)
-        if whole:
-            self._on_output(self.rank, whole)
+        self._on_output(self.rank, self.log.append(data))
 
     def _read_records(self, data: bytes) -> None:
         *whole, self._partial_record = (self._partial_record + data).split(b"\n")
@@ -206,6 +218,9 @@ class Ranks:
         self._on_output, self._on_record = on_output, on_record
         self._running: dict[int, Rank] = {}  # by pid
         self._ended: list[Rank] = []
+        self._next_tick = 0.0
+        self._killed: set[int] = set()  # pids that `kill` has sent SIGKILL to
+        self._oom_kills: int | None = None  # the kernel's count when the ranks were started
         become_subreaper()
 
     @property
@@ -219,9 +234,21 @@ class Ranks:
     def start(self, command: Command, log: Spool) -> None:
         env = {**command.env, SUPERVISOR_VARIABLE: self._orphan_reaper.label}
         command = Command(rank=command.rank, argv=command.argv, env=env, cwd=command.cwd)
+        if not self._running:
+            self._killed, self._oom_kills = set(), platform.oom_kills()
         rank = Rank(command, log, self._loop, self._on_output, self._on_record, self._redact)
         self._orphan_reaper.send(f"+{rank.pid}")
         self._running[rank.pid] = rank
+
+    def tick(self) -> bool:
+        """Let each rank's log take what is due, about once a second; return whether it was time."""
+        now = time.monotonic()
+        if now < self._next_tick:
+            return False
+        self._next_tick = now + _TICK_S
+        for rank in self._running.values():
+            rank.tick()
+        return True
 
     def signal(self, number: int) -> None:
         """Send a signal to the ranks only: SIGTERM would kill their data loader processes, which fails the rank."""
@@ -230,6 +257,7 @@ class Ranks:
 
     def kill(self) -> None:
         for pid in self._running:
+            self._killed.add(pid)
             _kill(-pid, signal.SIGKILL)
             _kill(pid, signal.SIGKILL)  # in case it has no process group of its own yet
 
@@ -269,7 +297,15 @@ class Ranks:
             step=rank.step,
             lines=tuple(rank.log.last_lines),
             seconds=round(time.monotonic() - rank.started_at, 3),
+            killed_by=self._killer(pid) if killed == signal.SIGKILL else "",
         )
+
+    def _killer(self, pid: int) -> str:
+        """Return who sent SIGKILL to a rank; "" if it may have been the kernel, for lack of memory."""
+        if pid in self._killed:
+            return "headway"
+        count = platform.oom_kills()
+        return "another process" if count is not None and count == self._oom_kills else ""
 
 
 def become_subreaper() -> None:
@@ -279,8 +315,7 @@ def become_subreaper() -> None:
 
 def kill_descendants(spare: set[int], *, timeout_s: float = 5.0) -> None:
     """Kill and reap every descendant of this process except `spare`."""
-    give_up = time.monotonic() + timeout_s
-    while time.monotonic() < give_up:
+    for _ in poll(0.005, within_s=timeout_s):
         below = descendants(os.getpid(), spare)
         for pid in below:
             _kill(pid, signal.SIGKILL)
@@ -288,7 +323,6 @@ def kill_descendants(spare: set[int], *, timeout_s: float = 5.0) -> None:
             reap_pid(pid)
         if not below:
             return
-        time.sleep(0.005)
 
 
 def descendants(root: int, spare: set[int]) -> set[int]:
@@ -357,14 +391,14 @@ def _living_parent(pid: int) -> int | None:
 
 
 def _spawn(command: Command, output: int, control: int) -> int:
-    entry = [sys.executable, "-I", "-S", str(_MODULE_DIR / "rank_entry.py"), str(os.getpid())]
+    entry = [*platform.python_command(), "-I", "-S", str(_MODULE_DIR / "rank_entry.py"), str(os.getpid())]
     process = subprocess.Popen(
         [*entry, *command.argv],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,  # one pipe preserves the order of stdout and stderr
         cwd=command.cwd,
-        env={**command.env, CONTROL_FD: str(control)},
+        env={**command.env, CONTROL_FD: str(control), CONTROL_INODE: str(os.fstat(control).st_ino)},
         pass_fds=(control,),
         start_new_session=True,
     )

@@ -1,6 +1,6 @@
 """Build each rank's command, working folder and environment; create the supervisor's folders; resolve secrets.
 
-Within the supervisor, only this module turns secret references into values.
+In the supervisor, secret references become values in `resolve_secrets` alone; the caller passes the lookup function.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
@@ -18,8 +21,12 @@ from typing import Any, TextIO
 
 from headway.core import platform
 from headway.core.errors import BadInput
+from headway.core.placeholders import DATA, fill
 from headway.core.plan import Plan
+from headway.core.program import entry_files, is_project
+from headway.supervisor.image_entry import ADDED
 from headway.supervisor.processes import Command
+from headway.supervisor.project_python import PYTHON, python_path, require_python, search_path
 from headway.supervisor.topology import NodeTopology, cpus_here, rank_env
 
 # Injected secrets: values that a target passes in, never as arguments and never in a plan.
@@ -79,7 +86,7 @@ _PREFIX = "headway-worker-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Workdirs:
+class NodeFolders:
     """The supervisor's folders on this node."""
 
     work: Path  # private to this supervisor
@@ -89,7 +96,7 @@ class Workdirs:
     code: Path
 
 
-def make_workdirs(env: Mapping[str, str]) -> Workdirs:
+def make_node_folders(env: Mapping[str, str]) -> NodeFolders:
     """Create the folders. Large ones go beside HEADWAY_SPOOL if the target set it, else into a temporary folder."""
     parent = Path(env.get("HEADWAY_WORK_DIR") or tempfile.gettempdir())
     _remove_stale_workdirs(parent)
@@ -97,7 +104,7 @@ def make_workdirs(env: Mapping[str, str]) -> Workdirs:
     spool = Path(env.get("HEADWAY_SPOOL") or work / "spool").absolute()
     parent_dir = spool.parent
     spool.mkdir(parents=True, exist_ok=True)
-    return Workdirs(
+    return NodeFolders(
         work=work,
         spool=spool,
         files=Path(env.get("HEADWAY_RUN_DIR") or parent_dir / "files").absolute(),
@@ -106,7 +113,7 @@ def make_workdirs(env: Mapping[str, str]) -> Workdirs:
     )
 
 
-def remove_workdirs(workdirs: Workdirs, *, files: bool) -> None:
+def remove_workdirs(workdirs: NodeFolders, *, files: bool) -> None:
     """Remove private folders; with `files`, also the script's files, which must be in the run folder by then."""
     if files:
         for folder in (workdirs.files, workdirs.resume):
@@ -136,6 +143,13 @@ def _process_label(pid: int) -> str:
 # Variables of the supervisor's launcher that would mislead a rank: torch would look for torchrun's store, for example.
 _LAUNCHER_PREFIXES = ("GROUP_", "PET_", "ROLE_", "TORCHELASTIC_")
 _LAUNCHER_VARIABLES = ("HEADWAY_HOSTS", "HEADWAY_NODE", "TF_CONFIG")
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# .get("RANK"), .get("RANK", -1), "RANK" in os.environ; not .get("RANK", 0), which says nothing about torchrun.
+_TORCHRUN_CHECK = re.compile(
+    rb"""(?:\bget|getenv)\(\s*(["'])(?:RANK|WORLD_SIZE)\1\s*(?:\)|,\s*["']?(?:-1|None)\b)"""
+    rb"""|(["'])(?:RANK|WORLD_SIZE)\2\s+(?:not\s+)?in\s+(?:os\.)?environ\b"""
+)
+_MAX_SOURCES, _MAX_SOURCE_BYTES = 200, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,12 +161,18 @@ class Secrets:
 
     variables: Mapping[str, str] = field(default_factory=dict)
     values: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()  # written into the project's folder, removed at the end
 
 
-def resolve_secrets(plan: Plan, env: Mapping[str, str], folder: Path, resolve: Callable[[str], str]) -> Secrets:
-    """Look up every secret of the job once. Raises before anything is started if one cannot be resolved."""
+def resolve_secrets(
+    plan: Plan, env: Mapping[str, str], folder: Path, code: Path, resolve: Callable[[str], str]
+) -> Secrets:
+    """Look up every secret of the job once. Raises before anything is started if one cannot be resolved.
+
+    `code` is the project's folder, for secrets that it reads from a path of its own (`at`).
+    """
     injected = injected_secrets(env)
-    variables, values = {}, list(injected.values())
+    variables, values, files = {}, list(injected.values()), []
     for name, secret in plan.job.get("secrets", {}).items():
         reference = str(secret["ref"])
         by_cluster = reference.startswith("k8s://") and name in env  # only the cluster can read it
@@ -160,12 +180,26 @@ def resolve_secrets(plan: Plan, env: Mapping[str, str], folder: Path, resolve: C
         values.append(value)
         if secret.get("as", secret.get("as_")) == "file":
             folder.mkdir(mode=0o700, exist_ok=True)
-            path = folder / name
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.write(value)
+            path = code / str(secret["at"]) if secret.get("at") else folder / name
+            if _write_secret(path, value, name) and secret.get("at"):
+                files.append(path)
             value = str(path)
         variables[name] = value
-    return Secrets(variables=variables, values=tuple(values))
+    return Secrets(variables=variables, values=tuple(values), files=tuple(files))
+
+
+def _write_secret(path: Path, value: str, name: str) -> bool:
+    """Write a secret for this user alone; return False if the file has that content already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.read_text(errors="replace").rstrip("\r\n") == value.rstrip("\r\n"):
+        return False
+    if path.exists() and path.stat().st_size:
+        raise BadInput(
+            f"secrets.{name}.at: {path} exists with another content", fix=f"rm {path}, or choose another path"
+        )
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(value)
+    return True
 
 
 def omp_threads(plan: Plan, topology: NodeTopology) -> str:
@@ -174,19 +208,96 @@ def omp_threads(plan: Plan, topology: NodeTopology) -> str:
     return str(chosen or max(1, cpus_here() // topology.processes))
 
 
-def argv(plan: Plan, code: Path) -> tuple[str, ...]:
-    """Return the command line of the recipe, of the user's Python script, or of the user's executable."""
-    if plan.job.get("recipe"):
+def argv(
+    plan: Plan,
+    code: Path,
+    values: Mapping[str, str],
+    env: Mapping[str, str],
+    is_from_before: Callable[[Path], bool] = lambda path: False,
+) -> tuple[str, ...]:
+    """Return the command line of the recipe or of the user's program. `values` fill the placeholders.
+
+    `env` is the supervisor's: its PATH finds the interpreter. `is_from_before` tells files that are not this run's.
+    """
+    job = plan.job
+    if not is_project(job):
         return (sys.executable, "-m", "headway.recipes")
-    script, args = str(plan.job.get("script") or ""), tuple(map(str, plan.job.get("args", ())))
-    path = code / script
-    if not script or not path.is_file():
-        raise BadInput(f"there is no {script!r} in the uploaded code", where=str(code), fix="headway plan")
-    if path.suffix == ".py":
-        return (sys.executable, script, *args)
-    if not os.access(path, os.X_OK):
-        raise BadInput(f"{script} is neither a .py file nor executable", where=str(code), fix=f"chmod +x {script}")
-    return (str(path), *args)
+    words = [
+        fill(str(word), values)
+        for word in (*(job.get("args") or ()), *_resume_args(plan, code, values, is_from_before))
+    ]
+    if job.get("command"):
+        first, *others = (fill(str(word), values) for word in job["command"])
+        return (_program(first, job, env), *others, *words)
+    if job.get("module"):
+        return (require_python(job, env), "-m", str(job["module"]), *words)
+    file = str(job.get("script") or job.get("notebook") or "")
+    if not file or not (code / file).is_file():
+        raise BadInput(f"there is no {file!r} in the uploaded code", where=str(code), fix="headway plan")
+    if job.get("notebook"):
+        executed = str(Path(values["run_dir"], Path(file).name))
+        return (require_python(job, env), str(Path(__file__).with_name("notebook_entry.py")), file, executed, *words)
+    if file.endswith(".py"):
+        return (require_python(job, env), file, *words)
+    if not os.access(code / file, os.X_OK):
+        raise BadInput(f"{file} is neither a .py file nor executable", where=str(code), fix=f"chmod +x {file}")
+    return (str(code / file), *words)
+
+
+def _program(name: str, job: Mapping[str, Any], env: Mapping[str, str]) -> str:
+    """Return a command's program. In an image without `python`, that is its `python3`."""
+    if name != "python" or shutil.which(name, path=search_path(job, env)):
+        return name
+    return require_python(job, env)
+
+
+def _resume_args(
+    plan: Plan, code: Path, values: Mapping[str, str], is_from_before: Callable[[Path], bool]
+) -> tuple[str, ...]:
+    """Return the job's `resume.args` if an earlier attempt of this run has left what they name."""
+    resume = plan.job.get("resume") or {}
+    if int(values["attempt"]) == 1:
+        return ()
+    needed = resume.get("if_exists")
+    if needed:
+        path = code / fill(str(needed), values)
+        if not path.exists() or is_from_before(path):
+            return ()
+    return tuple(map(str, resume.get("args") or ()))
+
+
+def describe_resume_args(
+    plan: Plan, code: Path, values: Mapping[str, str], is_from_before: Callable[[Path], bool]
+) -> str:
+    """Describe what the job's `resume` does in a later attempt; "" if it has none."""
+    args = (plan.job.get("resume") or {}).get("args")
+    if not args or int(values["attempt"]) == 1:
+        return ""
+    added = _resume_args(plan, code, values, is_from_before)
+    if added:
+        return f"resume: adds {shlex.join(fill(word, values) for word in added)}"
+    missing = fill(str(plan.job["resume"]["if_exists"]), values)
+    return f"resume: this run has not written {missing}, so the program starts without {shlex.join(map(str, args))}"
+
+
+def placeholder_values(
+    topology: NodeTopology, local_rank: int, run: Mapping[str, str], workdirs: NodeFolders, data: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the value of every placeholder for one rank. The pod's are set by Kubernetes alone."""
+    values = {
+        "run_dir": str(workdirs.files),
+        "resume_dir": str(workdirs.resume),
+        "run": run.get("HEADWAY_RUN", ""),
+        "attempt": run.get("HEADWAY_ATTEMPT", "1"),
+        "rank": str(topology.ranks[local_rank]),
+        "local_rank": str(local_rank),
+        "node": str(topology.node),
+        "nodes": str(topology.nodes),
+        "world": str(topology.size),
+    }
+    if "KUBERNETES_SERVICE_HOST" in os.environ:  # a pod's host name is its own name, and resolves to its address
+        values |= {"pod.name": socket.gethostname(), "pod.ip": socket.gethostbyname(socket.gethostname())}
+    return values | {f"{DATA}{name}": path for name, path in data.items()}
 
 
 def rank_command(
@@ -196,17 +307,24 @@ def rank_command(
     *,
     base: Mapping[str, str],
     run: Mapping[str, str],
-    workdirs: Workdirs,
+    workdirs: NodeFolders,
     secrets: Secrets,
+    data: Mapping[str, str] | None = None,
+    is_from_before: Callable[[Path], bool] = lambda path: False,
 ) -> Command:
     """Build one rank's command from the supervisor's environment (`base`) and the variables of this attempt (`run`)."""
+    own_variables = {*_LAUNCHER_VARIABLES, *base.get(ADDED, "").split(","), ADDED, PYTHON}
     inherited = {
         name: value
         for name, value in base.items()
-        if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_VARIABLES
+        if not name.startswith(_LAUNCHER_PREFIXES) and name not in own_variables
     }
     topology_variables = rank_env(topology, local_rank)
-    job_variables: dict[str, Any] = {name: str(value) for name, value in plan.job.get("env", {}).items()}
+    if is_project(plan.job) and topology.size == 1 and _detects_torchrun(plan.job, workdirs.code):
+        # Alone it runs as `python train.py` does: with RANK it would ask for NCCL, also where there is no GPU.
+        topology_variables = {name: topology_variables[name] for name in topology_variables if name not in _TORCHRUN}
+    values = placeholder_values(topology, local_rank, run, workdirs, data or {})
+    job_variables: dict[str, Any] = {name: fill(str(value), values) for name, value in plan.job.get("env", {}).items()}
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name in base or name in job_variables:
             topology_variables.pop(name, None)  # a network interface set by the user or the platform takes precedence
@@ -230,7 +348,28 @@ def rank_command(
         "HEADWAY_RUN_DIR": str(workdirs.files),
         "HEADWAY_RESUME_DIR": str(workdirs.resume),
     }
-    return Command(rank=topology.ranks[local_rank], argv=argv(plan, workdirs.code), env=env, cwd=workdirs.code)
+    if is_project(plan.job):  # the project's root is importable, as it is for `python -m`
+        own = {**env, PYTHON: base.get(PYTHON, "")}
+        folders, hook_variables = python_path(plan.job, own, workdirs.code)
+        env |= {"PYTHONPATH": _join_search_paths(*folders), "PATH": search_path(plan.job, own), **hook_variables}
+    words = argv(plan, workdirs.code, values, base, is_from_before)
+    return Command(rank=topology.ranks[local_rank], argv=words, env=env, cwd=workdirs.code)
+
+
+def _detects_torchrun(job: Mapping[str, Any], code: Path) -> bool:
+    """Whether a program, or a source beside it, takes RANK or WORLD_SIZE for the sign that torchrun started it."""
+    for entry in entry_files(job):
+        folder = (code / entry).parent
+        if (code / entry).is_file() and any(map(_has_torchrun_check, sorted(folder.glob("*.py"))[:_MAX_SOURCES])):
+            return True
+    return False
+
+
+def _has_torchrun_check(path: Path) -> bool:
+    try:
+        return path.stat().st_size < _MAX_SOURCE_BYTES and bool(_TORCHRUN_CHECK.search(path.read_bytes()))
+    except OSError:
+        return False
 
 
 def _join_search_paths(*paths: str) -> str:

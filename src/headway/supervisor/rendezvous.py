@@ -4,7 +4,7 @@ Unlike polling the run folder in a bucket, a connection detects a lost node with
 down. Messages are lines of JSON, at most 1 MiB each. A joining node proves that it knows the plan and the run's name,
 so that two runs on the same machines cannot mix. Messages can only start or end the ranks of this run.
 
-Also the choice of free ports and of the network interface.
+`topology` finds the address of node 0. Also the choice of free ports and of the network interface.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import BadInput, HeadwayError, json_of
+from headway.core.retry import Backoff, poll
 
 Message = dict[str, Any]
 PostMessage = Callable[[Any], None]
@@ -212,14 +212,12 @@ class JoinThread(threading.Thread):
 
     def run(self) -> None:
         address, port = self._where
-        give_up, pause, why = time.monotonic() + self._timeout_s, 0.1, ""
-        while time.monotonic() < give_up:
+        why = ""
+        for _ in poll(Backoff(0.1, 2.0, factor=1.5), within_s=self._timeout_s):
             try:
                 connection = join(address, port, self._key, self._node, self._hello)
             except (OSError, ConnectionRejected) as error:  # OSError includes a name that does not resolve yet
                 why = error.problem.what if isinstance(error, ConnectionRejected) else str(error)
-                time.sleep(min(pause, max(0.0, give_up - time.monotonic())))
-                pause = min(2.0, pause * 1.5)
                 continue
             self._post(Connected(0, connection, {}))
             connection.receive_all(0, self._post)

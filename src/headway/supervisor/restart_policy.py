@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.core.errors import BAD_INPUT, FAILED, WORKER_DONE, WORKER_RESTART
 from headway.core.plan import BEGINNING, Plan
+from headway.core.python_errors import last_error
 from headway.rundir.lease import LeaseRecord, seconds_spent, usd_per_hour
 from headway.supervisor.processes import RankExit
 
@@ -20,16 +21,18 @@ QUICK_CRASH_S = (
 )
 MAX_PAUSE_S = 60.0
 _MAX_DOUBLINGS = 30  # bounds the exponent: thousands of restarts would overflow a float
+_NO_COMMAND = (126, 127)  # exit codes of a command that cannot be executed or is not found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptOutcome:
-    """How the run ended, as recorded in its last event."""
+    """How the run ended, as its `ended` event records it."""
 
     state: str  # finished, failed, budget, stopped
     reason: str
     exit_code: int
     crash: RankExit | None = None
+    not_retried: str = ""  # why a crash was not retried although retries were left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +57,8 @@ class AttemptResult:
     lost: str = ""  # message about a node that disconnected
     absent: str = ""  # message about nodes that never joined
     crash: RankExit | None = None  # the first rank that failed by itself
-    cut_to: int = 0  # out of memory: the number of micro-batches per batch to try next
+    ended_by: str = ""  # why a program that does not exit counts as finished (`ends_when`)
+    micro_batches: int = 0  # out of memory: the number of micro-batches per batch to try next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +68,17 @@ class AttemptHistory:
     spent_s: float = 0.0
     restarts: int = 0
     crashes: tuple[int | None, ...] = ()  # the step of each crash; -1: at the start; None: unknown
-    parts: int = 1  # micro-batches per batch, raised when memory ran out
+    exception: str = ""  # the exception and line of the last crash; "": unknown
+    micro_batches: int = 1  # micro-batches per batch, raised when memory ran out
 
     def with_result(self, result: AttemptResult) -> AttemptHistory:
-        step = None if result.cut_to > self.parts else crash_step(result.crash)
-        return replace(self, crashes=(*self.crashes, step), parts=max(self.parts, result.cut_to))
+        step = None if result.micro_batches > self.micro_batches else crash_step(result.crash)
+        return replace(
+            self,
+            crashes=(*self.crashes, step),
+            exception=result.crash.exception if result.crash else "",
+            micro_batches=max(self.micro_batches, result.micro_batches),
+        )
 
 
 def read_history(events: Sequence[Mapping[str, Any]], record: LeaseRecord | None) -> AttemptHistory:
@@ -76,13 +86,15 @@ def read_history(events: Sequence[Mapping[str, Any]], record: LeaseRecord | None
 
     `record` is the lease of the previous holder, or ours as it was taken, which includes the previous holder's time.
     """
+    crashes = [event for event in events if event.get("kind") == "rank_exit" and event.get("first")]
     return AttemptHistory(
         spent_s=seconds_spent(events, record),
         restarts=sum(event.get("kind") == "restart" and not event.get("free") for event in events),
-        crashes=tuple(
-            event.get("place") for event in events if event.get("kind") == "rank_exit" and event.get("first")
+        crashes=tuple(event.get("place") for event in crashes),
+        exception=str(crashes[-1].get("exception") or "") if crashes else "",
+        micro_batches=max(
+            (int(event.get("cut_to", 1)) for event in events if event.get("kind") == "failed"), default=1
         ),
-        parts=max((int(event.get("cut_to", 1)) for event in events if event.get("kind") == "failed"), default=1),
     )
 
 
@@ -122,12 +134,13 @@ def decide(
     if crash is not None and crash.code == BAD_INPUT:
         reason = f"{reason}: bad input, not retried"
         return AttemptOutcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
-    if result.cut_to > history.parts:
-        reason = f"out of memory: each batch is now computed in {result.cut_to} micro-batches"
+    if result.micro_batches > history.micro_batches:
+        reason = f"out of memory: each batch is now computed in {result.micro_batches} micro-batches"
         return Restart(reason=reason, count=history.restarts, pause_s=0.0, not_counted=True)
-    crash_loop = _crash_loop(history.with_result(result), max_same_step_crashes)
-    if crash_loop:
-        return AttemptOutcome(state="failed", reason=f"{reason}: {crash_loop}", exit_code=FAILED, crash=crash)
+    why = _certain_to_fail(history, crash) or _crash_loop(history.with_result(result), max_same_step_crashes)
+    if why:
+        reason = f"{reason}: {why}"
+        return AttemptOutcome(state="failed", reason=reason, exit_code=FAILED, crash=crash, not_retried=why)
     if history.restarts >= retries:
         used = (
             "not retried (retries: 0)"
@@ -150,7 +163,7 @@ def costly_restart(plan: Plan, run: str) -> str:
         return ""
     return (
         "not restarted automatically, because the script would start from the beginning and this target is billed; "
-        f"to start it from the beginning: headway resume {run}"
+        f"to start it from the beginning: headway resume {run} --from-beginning"
     )
 
 
@@ -164,6 +177,8 @@ def _outcome_without_crash(result: AttemptResult) -> AttemptOutcome | None:
     if done and not result.lost:
         state, reason = ("budget", "the budget is nearly spent") if result.budget else ("finished", "done")
         return AttemptOutcome(state=state, reason=reason, exit_code=WORKER_DONE)
+    if result.ended_by and not result.crash and not result.lost:
+        return AttemptOutcome(state="finished", reason=result.ended_by, exit_code=WORKER_DONE)
     if result.stop:
         return AttemptOutcome(
             state="stopped",
@@ -182,6 +197,29 @@ def _with_killed_ranks(reason: str, result: AttemptResult) -> str:
         return reason
     ranks = ", ".join(map(str, result.killed))
     return f"{reason}; rank {ranks} did not exit in time and was killed"
+
+
+def _certain_to_fail(history: AttemptHistory, crash: RankExit | None) -> str:
+    """Return why the same code would fail again, or "".
+
+    A missing module and a syntax error are certain at once. Any other exception is, if it was raised at the same line
+    as in the attempt before, unless that attempt got less far, or a network, a disk or memory may be the cause.
+    """
+    if crash is None:
+        return ""
+    if crash.code in _NO_COMMAND and not crash.signal:
+        return "the command cannot be executed, so it is not retried"
+    error = last_error(crash.lines)
+    if error is None or not crash.exception:
+        return ""
+    if error.is_fatal:
+        return f"{crash.exception}: the same code would fail again, so it is not retried"
+    if error.is_transient or history.exception != crash.exception:
+        return ""
+    before, now = history.crashes[-1] if history.crashes else None, crash_step(crash)
+    if before is not None and now is not None and now > before:
+        return ""
+    return f"{crash.exception}, as in the attempt before, so it is not retried"
 
 
 def _crash_loop(history: AttemptHistory, limit: int) -> str:

@@ -1,6 +1,7 @@
 """Run a supervisor from start to exit: read the plan, take the lease (node 0) or join node 0, run the ranks, clean up.
 
-Also the steps after the last event: the webhook notification and `--keep-on-failure`.
+Also the steps after the last event: the webhook notification and `--keep-on-failure`. `event_loop` describes what a
+signal does.
 """
 
 from __future__ import annotations
@@ -27,28 +28,29 @@ from headway.core.errors import (
 )
 from headway.core.plan import UNKNOWN, WEBHOOK, Plan
 from headway.core.platform import timing
-from headway.core.retry import RetryPolicy
+from headway.core.retry import NO_LIMIT, RetryPolicy, poll, retry
 from headway.rundir import lease as leases
-from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
+from headway.rundir.layout import PLAN, SUBMISSION, RunFolder, SegmentWriter
 from headway.rundir.lease import Lease, spent_s, spent_usd
+from headway.rundir.submission import utc_now
 from headway.rundir.teardown import keep_on_failure_s
 from headway.storage import join, open_store
 from headway.supervisor import rendezvous, restart_policy
 from headway.supervisor.coordinator import Coordinator
 from headway.supervisor.event_loop import Loop, Signals, StopNow, StopRequested
+from headway.supervisor.heartbeat import Heartbeat, stop_reason
 from headway.supervisor.log_pipeline import ConsoleWriter
 from headway.supervisor.node import ForcedStop, Node, RunTakenOver, SupervisorSettings
 from headway.supervisor.processes import OrphanReaper
 from headway.supervisor.rank_env import (
     NAMES,
     Secrets,
-    make_workdirs,
+    make_node_folders,
     remove_workdirs,
     resolve_secrets,
     take_over,
 )
 from headway.supervisor.restart_policy import AttemptOutcome
-from headway.supervisor.threads import Heartbeat, now_text, stop_reason
 from headway.supervisor.topology import NodeTopology, detect_topology
 
 # After the last event
@@ -125,23 +127,30 @@ def run(url: str) -> int:
 
 
 def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
-    settings = _settings(env)
     folder = RunFolder(open_store(url))
     text: bytes = _retry_transient(loop, lambda: _plan_text(folder, env.get("HEADWAY_PLAN_FILE")))
     plan = Plan.from_json(text, where=f"{folder.url}/{PLAN}")
     plan = replace(plan, resume=_retry_transient(loop, lambda: _resume_kind(folder, plan)))
-    world = detect_topology(env, plan)
+    settings = _settings(env, plan.job.get("env", {}))
+    topology = detect_topology(env, plan)
     show_ranks = env.get("HEADWAY_ECHO", "0" if "HEADWAY_SPOOL" in env else "1") != "0"
-    console = ConsoleWriter(ranks=show_ranks, prefixed=world.size > 1)
+    console = ConsoleWriter(ranks=show_ranks, prefixed=topology.size > 1)
     console.start()
     context = SupervisorContext(
-        folder=folder, plan=plan, plan_text=text, topology=world, env=env, settings=settings, loop=loop, console=console
+        folder=folder,
+        plan=plan,
+        plan_text=text,
+        topology=topology,
+        env=env,
+        settings=settings,
+        loop=loop,
+        console=console,
     )
     try:
         ended = _retry_transient(loop, lambda: _final_end_event(folder))
         if ended is not None:
             return _wait_for_end(context, ended)
-        return _run_coordinator(context) if world.node == 0 else _run_follower(context)
+        return _run_coordinator(context) if topology.node == 0 else _run_follower(context)
     finally:
         console.close()
 
@@ -149,7 +158,7 @@ def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
 def _run_coordinator(context: SupervisorContext) -> int:
     """Run node 0's supervisor: take the lease, then coordinate the run while holding it."""
     loop, folder = context.loop, context.folder
-    lease_folder = RunFolder(open_store(folder.url, patience=RetryPolicy(tries=2, total_s=8.0)))
+    lease_folder = RunFolder(open_store(folder.url, retry=RetryPolicy(tries=2, total_s=8.0)))
     holder = leases.new_holder()
     lease: Lease = _retry_transient(
         loop,
@@ -178,7 +187,13 @@ def _run_coordinator(context: SupervisorContext) -> int:
         heartbeat = Heartbeat(lease_folder, lease, loop.inbox, node.health, renew_s=context.settings.renew_s)
         history = restart_policy.read_history(events, lease.record)
         coordinator = Coordinator(
-            node, heartbeat, lease.attempt, history, rendezvous_server, former=_last_started(events), refusal=refusal
+            node,
+            heartbeat,
+            lease.attempt,
+            history,
+            rendezvous_server,
+            last_attempt=_last_started(events),
+            refusal=refusal,
         )
     except HeadwayError as error:
         _end_without_start(folder, lease, error)
@@ -266,14 +281,14 @@ def _run_follower(context: SupervisorContext) -> int:
 
 def _make_node(context: SupervisorContext) -> Node:
     orphan_reaper = OrphanReaper()
-    workdirs = make_workdirs(context.env)
+    workdirs = make_node_folders(context.env)
     orphan_reaper.send(f"folder {workdirs.work}")
     (workdirs.work / "plan.json").write_bytes(context.plan_text)
     secrets = Secrets()
     if context.plan.job.get("secrets") or context.env.get(NAMES):
         from headway.storage.secrets import resolve
 
-        secrets = resolve_secrets(context.plan, context.env, workdirs.work / "secrets", resolve)
+        secrets = resolve_secrets(context.plan, context.env, workdirs.work / "secrets", workdirs.code, resolve)
     return Node(
         folder=context.folder,
         plan=context.plan,
@@ -295,10 +310,10 @@ def _start_threads(node: Node) -> None:
 
 def _kill_all_ranks(node: Node) -> None:
     node.ranks.kill()
-    give_up = time.monotonic() + 10.0
-    while node.ranks.running and time.monotonic() < give_up:
+    for _ in poll(0.01, within_s=10.0):
         node.ranks.reap()
-        time.sleep(0.01)
+        if not node.ranks.running:
+            break
     node.sweep()
 
 
@@ -323,7 +338,7 @@ def _end_without_start(folder: RunFolder, lease: Lease, error: HeadwayError) -> 
             {"kind": "attempt", "number": lease.attempt, "why": "did not start"},
             {"kind": "ended", "state": state, "reason": reason, "exit_code": error.exit_code},
         ):
-            events.add(_json({**record, "time": now_text()}))
+            events.add(_json({**record, "time": utc_now()}))
         events.flush()
         lease.release()
     except StoreError as failure:
@@ -351,7 +366,7 @@ def _last_started(events: list[dict[str, Any]]) -> int:
 
 def _submitted_after(folder: RunFolder) -> int:
     """Return the newest attempt at the time of the last submission."""
-    intent = folder.read_json(INTENT) or {}
+    intent = folder.read_json(SUBMISSION) or {}
     submissions = [entry for entry in intent.get("attempts", []) if not entry.get("failed")]
     return int(submissions[-1].get("after", 0)) if submissions else 0
 
@@ -364,7 +379,7 @@ def _final_end_event(folder: RunFolder) -> dict[str, Any] | None:
     ended = folder.ended()
     if ended is None or ended.get("state") not in _FINAL_STATES:
         return None
-    intent = folder.read_json(INTENT) or {}
+    intent = folder.read_json(SUBMISSION) or {}
     submissions = [entry for entry in intent.get("attempts", []) if not entry.get("failed")]
     if not submissions:
         return ended if ended["state"] == "finished" else None
@@ -409,18 +424,20 @@ def _resume_kind(folder: RunFolder, plan: Plan) -> str:
 
 def _retry_transient(loop: Loop, work: Callable[[], Result]) -> Result:
     """Retry with exponential back-off while the store is unreachable at the start; a stop signal interrupts."""
-    give_up, pause = time.monotonic() + _START_TIMEOUT_S, 1.0
-    while True:
+    reported = False
+
+    def attempt() -> Result:
         _interruptible_sleep(loop, 0.0)
-        try:
-            return work()
-        except Transient as error:
-            if time.monotonic() + pause > give_up:
-                raise
-            if pause == 1.0:
-                print(f"headway: the store does not respond, retrying: {error}", file=sys.stderr)  # noqa: T201  ditto
-        _interruptible_sleep(loop, pause)
-        pause = min(30.0, pause * 2)
+        return work()
+
+    def report(error: Exception) -> None:
+        nonlocal reported
+        if not reported:
+            reported = True
+            print(f"headway: the store does not respond, retrying: {error}", file=sys.stderr)  # noqa: T201  ditto
+
+    policy = RetryPolicy(tries=NO_LIMIT, total_s=_START_TIMEOUT_S, first_pause_s=1.0, longest_pause_s=30.0)
+    return retry(attempt, policy, on_failure=report, sleep=lambda seconds: _interruptible_sleep(loop, seconds))
 
 
 def _interruptible_sleep(loop: Loop, seconds: float) -> None:
@@ -434,7 +451,8 @@ def _interruptible_sleep(loop: Loop, seconds: float) -> None:
             return
 
 
-def _settings(env: Mapping[str, str]) -> SupervisorSettings:
+def _settings(env: Mapping[str, str], job_env: Mapping[str, str]) -> SupervisorSettings:
+    """Return the settings of HEADWAY_TIMING in the job's `env` and in our environment, which takes precedence."""
     fields = {
         "renew": "renew_s",
         "restart_pause": "first_pause_s",
@@ -442,9 +460,10 @@ def _settings(env: Mapping[str, str]) -> SupervisorSettings:
         "peers": "peers_s",
         "flush": "flush_s",
         "halt": "halt_s",
-        "same_step_crashes": "same_place",
+        "same_step_crashes": "max_same_step_crashes",
     }
-    chosen: dict[str, Any] = {fields[name]: value for name, value in timing(env).items() if name in fields}
+    named = {**timing(job_env), **timing(env)}
+    chosen: dict[str, Any] = {fields[name]: value for name, value in named.items() if name in fields}
     return SupervisorSettings(**chosen)
 
 

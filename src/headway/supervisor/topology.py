@@ -20,6 +20,7 @@ from typing import Any
 
 from headway.core.errors import BadInput, json_of
 from headway.core.plan import Plan
+from headway.plugins import plugin_of
 from headway.supervisor import rendezvous
 
 Env = Mapping[str, str]
@@ -284,7 +285,6 @@ def _bad(name: str, env: Env, what: str, fix: str = "") -> BadInput:
 
 MASTER_PORT = 29500
 LOOPBACK = "127.0.0.1"
-_UNMANAGED = ("docker", "local", "ssh")  # targets on which variables of Slurm or Kubeflow do not describe this run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,7 +332,7 @@ def detect_topology(env: Mapping[str, str], plan: Plan, *, hostname: str | None 
     """
     hostname = hostname or env.get("HOSTNAME") or socket.gethostname()
     info = headway_launcher(env, hostname)
-    if info is None and plan.kind not in _UNMANAGED:
+    if info is None and plugin_of(plan.kind).scheduler_env:
         info = other_launcher(env, plan.nodes)
     if info is None:
         info = NodeInfo(node=0, nodes=1, master_addr=LOOPBACK, source=NO_LAUNCHER, variable="the environment")

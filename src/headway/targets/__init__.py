@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
@@ -36,11 +37,11 @@ def entry(job: Job, name: str) -> TargetEntry:
         >>> targets.entry(headway.Job.load("headway.yaml"), "docker").kind
         'docker'
     """
-    own_entry = job.targets.get(name)
+    own_entry = job.targets.get(name) or (TargetEntry(kind=name) if name in TARGETS else None)
     if own_entry is not None:
-        return own_entry
-    if name in TARGETS:
-        return TargetEntry(kind=name)
+        plugin = TARGETS.get(own_entry.kind)
+        configured = plugin.local_options(own_entry.options) if plugin else {}
+        return replace(own_entry, options={**configured, **own_entry.options}) if configured else own_entry
     known = sorted({*job.targets, *TARGETS})
     raise _unknown_name(f"no target is called {name!r}", name, known)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Problem, TargetError
 from headway.core.plan import RUN
-from headway.core.types import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
-from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
+from headway.core.types import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status, Target
+from headway.rundir.layout import PLAN, SUBMISSION, RunFolder, SegmentWriter
 from headway.rundir.lease import KEY, Lease, read
 from headway.rundir.logs import tail
 from headway.rundir.status import read_status_inputs
@@ -51,7 +51,7 @@ class _Attempt:
 
 
 @dataclass
-class FakeTarget:
+class FakeTarget(Target):
     """An in-memory target. `behaviour` returns the behaviour of a plan's ranks.
 
     Without `behaviour` a run stays pending until the test calls `begin`, `print_line` and `end`.
@@ -116,7 +116,7 @@ class FakeTarget:
         gone = tuple(self.workers.pop(handle.url, []))
         return Receipt(run=handle.run, created=gone, removed=gone)
 
-    def found(self) -> list[Handle]:
+    def list_runs(self) -> list[Handle]:
         return [
             Handle(target="fake", run=url.rpartition("/")[2], url=url, details=self._owner(url))
             for url in sorted(self.workers)
@@ -193,6 +193,6 @@ def _folder(handle: Handle) -> RunFolder:
 
 def _require_records(folder: RunFolder, plan: Plan) -> None:
     """Fail unless the launcher's records exist before the first request. A missing one is a bug in the caller."""
-    for key in (PLAN, INTENT):
+    for key in (PLAN, SUBMISSION):
         folder.store.stat(key)
     open_store(join(str(plan.job["outputs"]), "code")).stat(f"{plan.code.sha256}.tar.gz")

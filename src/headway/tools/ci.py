@@ -56,40 +56,38 @@ def comment(path: str, env: Mapping[str, str]) -> str:
     needed = ("HEADWAY_COMMENT_TOKEN", "CI_API_V4_URL", "CI_PROJECT_ID", "CI_MERGE_REQUEST_IID")
     if not all(env.get(name) for name in needed):
         return "not commented: HEADWAY_COMMENT_TOKEN is not set"
-    from urllib.request import Request, urlopen
+    from headway.core import http
 
     url = f"{env['CI_API_V4_URL']}/projects/{env['CI_PROJECT_ID']}/merge_requests/{env['CI_MERGE_REQUEST_IID']}/notes"
-    body = json.dumps({"body": f"### Training plan\n```\n{Path(path).read_text()}\n```"}).encode()
-    headers = {"Content-Type": "application/json", "PRIVATE-TOKEN": env["HEADWAY_COMMENT_TOKEN"]}
+    message = {"body": f"### Training plan\n```\n{Path(path).read_text()}\n```"}
+    headers = {"PRIVATE-TOKEN": env["HEADWAY_COMMENT_TOKEN"]}
     try:
-        with urlopen(Request(url, data=body, headers=headers, method="POST"), timeout=30) as answer:
-            answer.read(1024)
-    except OSError as error:
-        return f"not commented: {error}"
+        http.Client().request("POST", url, json=message, headers=headers).raise_for_status()
+    except HeadwayError as error:
+        return f"not commented: {error.problem.what}"
     return "commented"
 
 
 def summary(run: RunHandle) -> str:
     """Summarize a run in Markdown: state, cost, scores, and the diagnosis if it failed."""
     from headway.diagnose.diagnosis import diagnose_run
-    from headway.rundir.lease import spent_s, spent_usd
+    from headway.rundir.spending import Spending
 
-    status, folder = run.target.status(run.handle), run.folder
-    seconds = spent_s(folder)
+    status, folder = run.current_status(), run.folder
     plan = folder.plan()
-    cost = spent_usd(plan, seconds)
-    rows = [("state", status.state.value), ("took", f"{seconds / 3600:.2f} h"), ("folder", f"`{folder.url}`")]
-    if cost is not None:
-        rows.append(("cost", f"${cost:.2f}"))
-    if plan.price.get("expected_usd") is not None:
-        rows.append(("expected", f"${plan.price['expected_usd']:.2f} ({plan.price.get('basis')})"))
+    spent = Spending.of(folder, plan=plan)
+    rows = [("state", status.state.value), ("took", f"{spent.seconds / 3600:.2f} h"), ("folder", f"`{folder.url}`")]
+    if spent.usd is not None:
+        rows.append(("cost", f"${spent.usd:.2f}"))
+    if spent.expected_usd is not None:
+        rows.append(("expected", f"${spent.expected_usd:.2f} ({plan.price.get('basis')})"))
     rows += [(name, f"{value:.4g}") for name, value in _scores(run).items()]
     table = ["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in rows)]
     lines = [f"### {run.run}", "", *table]
     if status.state.value in ("failed", "lost"):
         found = diagnose_run(run, status)
-        told = [found.cause, found.evidence, f"fix: {found.fix}"] if found.name else list(found.lines)
-        lines += ["", "```", *(line.replace("```", "'''") for line in told), "```"]
+        evidence = [found.cause, found.evidence, f"fix: {found.fix}"] if found.name else list(found.lines)
+        lines += ["", "```", *(line.replace("```", "'''") for line in evidence), "```"]
     return "\n".join(lines)
 
 

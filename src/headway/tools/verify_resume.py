@@ -7,8 +7,6 @@ of the local target in a temporary folder, which is removed at the end.
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -17,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import BadInput, RunFailed
 from headway.core.plan import DIE_AFTER_STEP, STEP_LIMIT
+from headway.core.program import program_text
 from headway.core.types import LogLine, State
+from headway.launcher.rehearse import scratch_dir, without_effects
 from headway.rundir.index import RunIndex
 from headway.rundir.layout import RunFolder
 from headway.spec import Cadence, Checkpoint, to_plain
-from headway.spec.model import Budget, Export, Notify
 from headway.tools.verify_checks import (
     CheckpointComparison,
     MetricComparison,
@@ -134,7 +133,7 @@ def verify_resume(job: Job, *, steps: int, say: Say = lambda text: None) -> Proo
     if steps < MIN_STEPS:
         raise BadInput(f"{steps} steps are too few to kill and resume a run", fix=f"--steps {MIN_STEPS} or more")
     plan, suspected = _plan(job), _suspects(job)
-    with _scratch() as folder:
+    with scratch_dir("headway-verify-") as folder:
         every = max(1, steps // 3)
         say(f"uninterrupted run: {steps} steps, a checkpoint every {every}")
         straight = _train(plan, folder, "unbroken", every, {STEP_LIMIT: str(steps)})
@@ -181,16 +180,7 @@ def _plan(job: Job) -> Plan:
     """Plan the job for this machine, without anything that has effects outside the run folder."""
     from headway.planning import plan
 
-    tame = replace(
-        job,
-        export=Export(),
-        notify=Notify(),
-        log_to=(),
-        budget=Budget(),
-        max_wait=None,
-        retries=1,
-        resources=replace(job.resources, nodes=1, spot=False),
-    )
+    tame = replace(without_effects(job), resources=replace(job.resources, nodes=1, spot=False))
     return plan(tame, on="local")
 
 
@@ -201,12 +191,13 @@ def _suspects(job: Job) -> list[NondeterminismSuspect]:
     """
     from headway.packaging.code import package
 
-    if not job.script:
+    if job.recipe is not None:
         return []
-    files = [(name, Path(job.root, name)) for name, _ in package(job).files if name.endswith(".py")]
+    files = [(name, Path(job.root, name)) for name, _ in package(job, in_place=True).files if name.endswith(".py")]
     if not any("headway" in path.read_text(errors="replace") for _, path in files):
         raise BadInput(
-            f"{job.script} does not use headway.start(): there are no steps to count and no checkpoints to compare",
+            f"{program_text(to_plain(job))} does not use headway.start(): "
+            "there are no steps to count and no checkpoints to compare",
             where=job.root,
             fix="add the five lines shown in examples/plain-pytorch",
         )
@@ -228,7 +219,7 @@ def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, s
     amended = replace(plan, job=job)
     amended = replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))
     lines: list[LogLine] = []
-    run = launch(amended, name=name, detach=True, ledger=RunIndex(outputs / "ledger.sqlite"))
+    run = launch(amended, name=name, detach=True, run_index=RunIndex(outputs / "ledger.sqlite"))
     with _require_removed(run):
         status = run.wait(lines.append).status
     if status.state is not State.FINISHED:
@@ -248,15 +239,6 @@ def _require_removed(hold: RunHandle) -> Iterator[None]:
     except BaseException:  # Ctrl-C too: otherwise the run would continue
         hold.down()
         raise
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="headway-verify-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _last_step(folder: RunFolder) -> int:

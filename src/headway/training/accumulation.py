@@ -108,8 +108,10 @@ def zero(optimizers: Sequence[Optimizer]) -> None:
 
 
 AUTO, ACCUMULATE_VARIABLE = "auto", "HEADWAY_ACCUMULATE"
-PARTS_VARIABLE = "HEADWAY_PARTS"  # set by the supervisor: the number of micro-batches that earlier attempts arrived at
-MAX_PARTS = 256  # micro-batches; if that is not enough, the batch size is not the cause
+MICRO_BATCHES_VARIABLE = (
+    "HEADWAY_PARTS"  # set by the supervisor: the number of micro-batches that earlier attempts arrived at
+)
+MAX_MICRO_BATCHES = 256  # micro-batches; if that is not enough, the batch size is not the cause
 
 
 class MicroBatching:
@@ -119,19 +121,19 @@ class MicroBatching:
         setting = env.get(ACCUMULATE_VARIABLE) or config.get("accumulate", 1)
         self.automatic = setting == AUTO
         try:
-            self.parts = int(env.get(PARTS_VARIABLE, 1)) if self.automatic else int(setting)
+            self.count = int(env.get(MICRO_BATCHES_VARIABLE, 1)) if self.automatic else int(setting)
         except (TypeError, ValueError):
             raise BadInput(
                 f"accumulate: {setting} is not a number of micro-batches", fix="1, 2, 4, … or auto"
             ) from None
-        if self.parts < 1:
+        if self.count < 1:
             raise BadInput(f"accumulate: {setting} is less than one micro-batch", fix="1, 2, 4, … or auto")
 
-    def next_parts(self, error: BaseException) -> int | None:
+    def next_count(self, error: BaseException) -> int | None:
         """Return how many micro-batches to try after this error, or None if more would not help or are not allowed."""
-        if not self.automatic or not is_out_of_memory(error) or self.parts * 2 > MAX_PARTS:
+        if not self.automatic or not is_out_of_memory(error) or self.count * 2 > MAX_MICRO_BATCHES:
             return None
-        return self.parts * 2
+        return self.count * 2
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -144,6 +146,6 @@ def out_of_memory_hint(error: BaseException) -> str:
     if not is_out_of_memory(error):
         return ""
     return (
-        "memory ran out. fix: --set config.accumulate=2 cuts each batch in two and changes nothing else "
+        "memory ran out. fix: --set config.accumulate=2 splits each batch in two and changes nothing else "
         "(4, 8, … if that is not enough); or lower config.batch_size, or use config.precision=bf16"
     )

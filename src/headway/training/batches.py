@@ -6,21 +6,23 @@ import ctypes
 import hashlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from headway.core.errors import BadInput
 from headway.data.loading.sampler import PaddingBatch, permute, rng, share
 from headway.training.context import log_line
-from headway.training.determinism import DATA, ITEM, RngSeeder
+from headway.training.determinism import ITEM, RngSeeder
+from headway.training.distributed.process_group import ProcessGroup
+from headway.training.iterables import IterableReader, decode_state, encode_state, relative_size
+from headway.training.nested import map_tensors
 from headway.training.progress_state import TrainState
-from headway.training.rank_info import RankTopology
 
 # Datasets as pure functions of (epoch, step, part): no position to save, and the same batches with any world size.
 #
@@ -125,11 +127,11 @@ class Loader:
     @staticmethod
     def _check(dataset: Any, batch_size: int) -> None:
         if batch_size < 1:
-            raise BadInput(f"the batch size is {batch_size}", fix="choose 1 or more")
+            raise BadInput(f"the batch size is {batch_size}", fix="set it to 1 or more")
         if not hasattr(dataset, "__len__"):
             raise BadInput(
                 f"{type(dataset).__name__} has no length, so its steps cannot be counted",
-                fix="give the dataset a __len__, or pass an iterable of known length to run.steps",
+                fix="give the dataset a __len__, or pass it to run.steps in a torch.utils.data.DataLoader",
             )
         if len(dataset) == 0:
             raise BadInput("the dataset is empty", fix="check its path and filters")
@@ -186,6 +188,26 @@ class Loader:
         padding_index = self.indices(epoch, step)[0]
         return PaddingBatch(self._collate([self._fetch(epoch, padding_index)]))
 
+    def part_weight(self, step: int, part: int, parts: int) -> float:
+        """Return the size of a part relative to an equal one: 1.0 where all parts of the batch are of one size.
+
+        Args:
+            step: Number of the batch in the epoch, from 0.
+            part: Number of the part, from 0 to `parts` - 1.
+            parts: Number of parts: ranks times micro-batches.
+
+        Returns:
+            What a mean loss over this part weighs in the mean over the batch; 0 for an empty part.
+
+        Example:
+            >>> from headway.runtime import Loader
+            >>> [Loader("abcdef", batch_size=3).part_weight(0, part, parts=2) for part in (0, 1)]
+            [1.3333333333333333, 0.6666666666666666]
+        """
+        size = min(self.batch_size, len(self.dataset) - step * self.batch_size)
+        start, stop = share(size, part, parts)
+        return (stop - start) * parts / size
+
     def _at(self, epoch: int, position: int) -> int:
         key = (epoch, position // BLOCK)
         block = self._block  # read once: another thread may replace it
@@ -219,8 +241,7 @@ def batch_indices(feed: Any, epoch: int, step: int) -> Sequence[int] | None:
 
 # This rank's batches from any position, prefetched by worker processes if the feed asks for them.
 #
-# Feeds are pure functions, so prefetching changes nothing. Other iterables are replayed up to the position, which
-# takes as long as producing those batches.
+# Feeds are pure functions, so prefetching changes nothing. `iterables` reads everything else.
 
 
 Key = tuple[int, int, int, int]  # epoch, step, part, parts
@@ -290,34 +311,6 @@ def batches_from_feed(feed: Feed, epoch: int, first: int, parts: range, total_pa
             yield feed.batch(epoch, step, part, total_parts)
 
 
-def batches_from_iterable(source: Any, seeder: RngSeeder, epoch: int, skip: int, world: int) -> Iterator[Any]:
-    """Yield the batches of a DataLoader or other sized iterable, after producing and discarding the first `skip`.
-
-    Generators are seeded before the epoch and before each batch, so that a replay draws the same numbers as the first
-    pass.
-    """
-    sampler = getattr(source, "sampler", None)
-    if isinstance(sampler, DistributedSampler):
-        sampler.set_epoch(epoch)
-    elif world > 1:
-        raise BadInput(
-            f"{world} ranks would all be given the same batches of this {type(source).__name__}",
-            fix="use headway.runtime.Loader, or give the DataLoader a DistributedSampler",
-        )
-    seeder.reseed(DATA, 0, epoch)
-    batches = iter(source)
-    number = 0
-    while True:
-        number += 1
-        seeder.reseed(DATA, number, epoch)
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        if number > skip:
-            yield batch
-
-
 def _identity(batch: Any) -> Any:
     return batch
 
@@ -334,12 +327,16 @@ def _init_worker(worker: int) -> None:
 
 
 class RankBatches:
-    """This rank's batches from a Feed, a DataLoader or any sized iterable. Workers live as long as the run."""
+    """This rank's batches from a Feed, a DataLoader or any iterable. Workers live as long as the run."""
 
-    def __init__(self, world: RankTopology, device: torch.device, seeder: RngSeeder) -> None:
-        self._world, self._device, self._seeder = world, device, seeder
+    def __init__(self, group: ProcessGroup, device: torch.device, seeder: RngSeeder) -> None:
+        self._group, self._world, self._device, self._seeder = group, group.world, device, seeder
         self.on_cpu = device.type == "cpu"
         self._prefetchers: dict[int, WorkerPrefetcher] = {}
+        self._readers: dict[int, IterableReader] = {}
+        self._reader: IterableReader | None = None  # of the iterable that was read last
+        self._restored: dict[str, Any] | None = None
+        self.micros = 1  # micro-batches of the current step: the last of an iterable may have fewer
 
     def set_seed(self, feed: Any) -> None:
         """Give the run's seed to a feed that has none."""
@@ -349,11 +346,10 @@ class RankBatches:
     def training_batches(self, feed: Any, position: TrainState, micros: int) -> Iterator[Any]:
         """Yield this rank's micro-batches of the epoch from the position on; PaddingBatch where a part is empty."""
         world = self._world
+        self.micros = micros
         if not isinstance(feed, Feed):
-            if position.batch and world.rank == 0:
-                log_line(f"{type(feed).__name__} cannot be entered in the middle: replaying {position.batch} batches")
-            skip = position.batch * micros
-            return batches_from_iterable(feed, self._seeder, position.passed, skip, world.size)
+            batches = self._from_iterable(feed, position, micros)
+            return batches if micros == 1 else self._grouped(batches, micros)
         self.set_seed(feed)
         parts, total_parts = range(world.rank * micros, (world.rank + 1) * micros), world.size * micros
         workers = getattr(feed, "workers", 0)
@@ -361,10 +357,63 @@ class RankBatches:
             return batches_from_feed(feed, position.passed, position.batch, parts, total_parts)
         return self._prefetcher(feed, workers).batches(position.passed, position.batch, len(feed), parts, total_parts)
 
+    def _from_iterable(self, source: Any, position: TrainState, micros: int) -> Iterator[Any]:
+        reader = self._reader = self._reader_of(source)
+        restored, self._restored = self._restored, None
+        if restored is not None:
+            reader.restore(restored, position)
+        if position.batch and self._world.rank == 0:
+            log_line(reader.describe_resume(position.batch))
+        return reader.epoch(position, position.batch * micros)
+
+    def _reader_of(self, source: Any) -> IterableReader:
+        known = self._readers.get(id(source))
+        if known is None:
+            self._readers = {key: reader for key, reader in self._readers.items() if not reader.read_once}
+            known = self._readers[id(source)] = IterableReader(source, self._group, self._seeder)
+        return known
+
+    def _grouped(self, batches: Iterator[Any], micros: int) -> Iterator[Any]:
+        """Yield micro-batches, of which an epoch's last step may have fewer: none is carried into the next epoch."""
+        while group := list(islice(batches, micros)):
+            self.micros = len(group)
+            yield from group
+
+    def batches_per_step(self, micros: int) -> int:
+        """Return how many batches of the iterable that is being read make a step of all ranks."""
+        return micros * (self._reader.rounds if self._reader is not None else 1)
+
+    # State of iterables in checkpoints
+
+    def state(self, position: TrainState) -> list[str] | None:
+        """Return the ranks' states of the iterable that was read last; None for a Feed, which has no state."""
+        if self._reader is None:
+            return None
+        return self._group.all_gather_text(encode_state(self._reader.state(position)))
+
+    def restore(self, states: Sequence[str] | None) -> None:
+        """Continue the next iterable from the states in a checkpoint."""
+        if not states:
+            return
+        if len(states) != self._world.size:
+            log_line(f"the data's position was saved by {len(states)} ranks and cannot be restored on another number")
+            return
+        self._restored = decode_state(states[self._world.rank])
+
+    def share(self, feed: Any, position: TrainState, micro: int, micros: int) -> float:
+        """Return the weight of this rank's micro-batch in the mean over the batch, where the feed can tell; else 1."""
+        part_weight = getattr(feed, "part_weight", None)
+        if not callable(part_weight):
+            return relative_size(feed, position.batch * micros + micro) if micros > 1 else 1.0
+        parts = self._world.size * micros
+        return float(part_weight(position.batch, self._world.rank * micros + micro, parts))
+
     def evaluation_batches(self, feed: Any) -> Iterator[Any]:
         """Yield whole batches, round-robin over ranks: without padding, so that sums and counts need no correction."""
         rank, size = self._world.rank, self._world.size
         if not isinstance(feed, Feed):
+            if isinstance(getattr(feed, "sampler", None), DistributedSampler):
+                return iter(feed)  # it gives each rank its own part
             return (batch for number, batch in enumerate(feed) if number % size == rank)
         self.set_seed(feed)
         return (feed.batch(0, step, 0, 1) for step in range(rank, len(feed), size))
@@ -386,12 +435,4 @@ class RankBatches:
 
 def move_to_device(batch: Any, device: torch.device) -> Any:
     """Copy every tensor of a nested batch to the device, without blocking."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: move_to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move_to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(move_to_device(value, device) for value in batch)
-    return batch
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))

@@ -15,7 +15,7 @@ from headway.rundir.layout import SegmentWriter
 from headway.rundir.lease import RENEW_S, Lease, LeaseLost
 from headway.storage.base import Store
 from headway.training import determinism
-from headway.training import rank_info as identities
+from headway.training import rank_info as rank_infos
 from headway.training.distributed.process_group import ProcessGroup
 from headway.training.preemption import PreemptionHandler
 from headway.training.rank_info import RankInfo
@@ -73,26 +73,29 @@ def log_line(text: str) -> None:
 class Session:
     """A rank's context: its RankInfo, device, store, process group, control channel and stop signals."""
 
-    def __init__(self, url: str | None, config: Mapping[str, Any], seed: int) -> None:
-        world = identities.topology_from_env(os.environ)
+    def __init__(
+        self, url: str | None, config: Mapping[str, Any], seed: int, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self._settings = settings
+        world = rank_infos.topology_from_env(os.environ)
         self.device = determinism.choose_device(world)
         self.group = ProcessGroup(world, self.device)
         self._lease: LeaseKeeper | None = None
         if "HEADWAY_ATTEMPT" in os.environ:
-            self.identity = identities.info_from_supervisor(os.environ)
+            self.rank_info = rank_infos.info_from_supervisor(os.environ)
         else:
             self.group.init_process_group()
-            self.identity = self._standalone_info(url or os.environ.get("HEADWAY_RUN_URL"), config, seed)
-        self.store: Store = self.identity.store
+            self.rank_info = self._standalone_info(url or os.environ.get("HEADWAY_RUN_URL"), config, seed)
+        self.store: Store = self.rank_info.store
         self.control: ControlChannel = self._control()
-        self.preemption = PreemptionHandler(self.identity.grace_s, self.identity.deadline_s, log=self.log)
+        self.preemption = PreemptionHandler(self.rank_info.grace_s, self.rank_info.deadline_s, log=self.log)
         self.preemption.install()
         self.group.init_process_group()
-        determinism.configure_torch(exact=self.identity.job.exact)
+        determinism.configure_torch(exact=self.rank_info.job.exact)
 
     @property
     def is_first(self) -> bool:
-        return self.identity.world.rank == 0
+        return self.rank_info.world.rank == 0
 
     def log(self, text: str) -> None:
         """Log a line from rank 0 on behalf of all ranks. For a line about one rank, call `log_line`."""
@@ -102,7 +105,7 @@ class Session:
     @property
     def supervised(self) -> bool:
         """Whether a supervisor started this rank, which then reports the start and the end of the run."""
-        return self.identity.control_fd is not None
+        return self.rank_info.control_fd is not None
 
     def event(self, kind: str, **details: Any) -> None:
         """Append an event to the run's history, from rank 0 on behalf of all ranks."""
@@ -112,7 +115,7 @@ class Session:
     @property
     def description(self) -> str:
         """World size and device, for the first line of the log."""
-        size = self.identity.world.size
+        size = self.rank_info.world.size
         return f"{size} ranks on {self.device.type}" if size > 1 else f"on {self.device.type}"
 
     def close(self, *, failed: bool) -> None:
@@ -123,8 +126,8 @@ class Session:
             self.group.destroy_process_group()
 
     def _control(self) -> ControlChannel:
-        if self.identity.control_fd is not None:
-            return ControlPipe(self.identity.control_fd)
+        if self.rank_info.control_fd is not None:
+            return ControlPipe(self.rank_info.control_fd)
         return self._lease if self._lease is not None else NoControlChannel()
 
     def _standalone_info(self, url: str | None, config: Mapping[str, Any], seed: int) -> RankInfo:
@@ -134,7 +137,7 @@ class Session:
         problem = ""
         if world.rank == 0:
             try:
-                info = identities.standalone_info(url, identities.script_name(), config, seed)
+                info = rank_infos.standalone_info(url, rank_infos.script_name(), config, seed, self._settings)
                 self._lease = LeaseKeeper(info.store, Lease.acquire(info.store, on_wait=_log_waiting))
             except HeadwayError as error:
                 if world.size == 1:
@@ -148,10 +151,10 @@ class Session:
             raise HeadwayError(message["trouble"])
         if info is None:
             os.environ["HEADWAY_RUN_URL"] = message["url"]
-            info = identities.standalone_info(message["url"], identities.script_name(), config, seed)
+            info = rank_infos.standalone_info(message["url"], rank_infos.script_name(), config, seed, self._settings)
         for folder in info.unfinished_runs:
-            log_line(f"{folder} was not finished; HEADWAY_RUN_URL={folder} goes on with it")
-        return identities.with_attempt(info, int(message["attempt"]))
+            log_line(f"{folder} is unfinished; set HEADWAY_RUN_URL={folder} to resume it")
+        return rank_infos.with_attempt(info, int(message["attempt"]))
 
 
 class LeaseKeeper:
@@ -180,7 +183,7 @@ class LeaseKeeper:
             self._events.flush()
             self._lease.release(self._spent_s())
         except HeadwayError as error:  # the process is ending: the lease expires by itself
-            log_line(f"the lease could not be given back: {error}")
+            log_line(f"the lease could not be released: {error}")
 
     def _spent_s(self) -> float:
         """Seconds spent by all attempts until now."""
@@ -199,4 +202,4 @@ class LeaseKeeper:
 
 
 def _log_waiting(record: Any) -> None:
-    log_line(f"waiting for the lease of attempt {record.attempt} on {record.host} to go stale")
+    log_line(f"waiting for the lease of attempt {record.attempt} on {record.host} to expire")

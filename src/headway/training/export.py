@@ -40,8 +40,8 @@ class Bundle(Protocol):
 
 def export(bundle: Bundle, session: Session, log: Callable[[str], None]) -> None:
     """Write the bundle to the run folder, and publish it where the job says. Raises LeaseLost if superseded."""
-    if not lease_is_ours(session.store, session.identity.attempt):
-        raise LeaseLost("this run was taken over by another start of it", where=session.store.url)
+    if not lease_is_ours(session.store, session.rank_info.attempt):
+        raise LeaseLost("another attempt has taken over this run", where=session.store.url)
     with tempfile.TemporaryDirectory(prefix="headway-export-") as name:
         folder, began = Path(name), time.monotonic()
         bundle.write(folder)
@@ -52,7 +52,7 @@ def export(bundle: Bundle, session: Session, log: Callable[[str], None]) -> None
             upload(folder, session.store)
         session.event("export", url=url, seconds=round(time.monotonic() - began, 3))
         log("exported the model to export/ in the run folder" if session.supervised else f"exported to {url}")
-        to = session.identity.job.export.to
+        to = session.rank_info.job.export.to
         if to:
             publish(folder, to)
             log(f"published to {to}")

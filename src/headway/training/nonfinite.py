@@ -33,7 +33,7 @@ class NanGuard:
 
     def __init__(self, policy: str, modules: Sequence[nn.Module]) -> None:
         if policy not in ("stop", "skip"):
-            raise BadInput(f"nan: {policy} is not known", fix="choose stop or skip")
+            raise BadInput(f"nan: {policy} is not a policy", fix="write config: {nan: stop} or config: {nan: skip}")
         self.skips = policy == "skip"
         self._modules = modules
         self._saved_buffers: list[Tensor] = []
@@ -60,7 +60,7 @@ class NanGuard:
             raise RunFailed(
                 f"the loss is not finite{many}: {what}",
                 where=where,
-                fix="lower the learning rate, clip gradients (clip=1.0), or leave such batches out (nan: skip)",
+                fix="lower the learning rate, clip gradients (clip=1.0), or skip such batches (config: {nan: skip})",
             )
         if self._saved_buffers:
             torch._foreach_copy_(self._buffers(), self._saved_buffers)

@@ -1,5 +1,4 @@
-"""The optimizer step (backward, reduction over micro-batches and ranks, clipping, update), with weight averaging, NaN
-handling and mixed precision.
+"""The optimizer step: backward, reduction over micro-batches and ranks, NaN handling, clipping, update. Also averages.
 
 Losses are sums and weights are counts: the gradient is that of sum(losses) / sum(weights), however the batch is split
 into ranks and micro-batches. With one rank and one micro-batch, that is one division before the backward pass. With
@@ -49,7 +48,7 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
         if not 0 <= decay < 1:
-            raise BadInput(f"the decay of an average is {decay}", fix="choose a number from 0 up to, but not, 1")
+            raise BadInput(f"the decay of an average is {decay}", fix="choose a number of at least 0 and less than 1")
         self._model, self._decay, self._steps = model, decay, 0
         self._shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
@@ -109,7 +108,7 @@ class Average:
         assert isinstance(weights, Mapping)
         if weights.keys() != self._shadow.keys():
             odd = sorted(weights.keys() ^ self._shadow.keys())
-            raise BadInput(f"the average was of another model: {', '.join(odd[:5])} differ")
+            raise BadInput(f"the saved average belongs to another model: {', '.join(odd[:5])} differ")
         for name, mine in self._shadow.items():
             value = weights[name]
             assert isinstance(value, Tensor)
@@ -117,53 +116,6 @@ class Average:
         self._steps = int(str(state["steps"]))
 
 
-# Mixed precision
-
-
-_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Precision:
-    """Mixed precision: `fp32`, or `bf16` or `fp16` in the model's forward pass and float32 everywhere else.
-
-    `bf16` needs no loss scaling. `fp16` has a narrow range, so GradScaler scales the loss before the backward pass and
-    unscales the gradients after it; it skips steps whose gradients overflow and lowers the scale. The scale is part of
-    checkpoints. Resuming stays exact: autocast is a function of the inputs, and the scaler's state is restored.
-    """
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        if name not in _DTYPES:
-            raise BadInput(f"precision {name!r} is not known", fix=f"choose one of {', '.join(_DTYPES)}")
-        self.name, self._device, self._dtype = name, device, _DTYPES[name]
-        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
-
-    def apply(self, model: nn.Module) -> None:
-        """Wrap the model's forward in autocast and convert its outputs back to float32."""
-        if self._dtype is None:
-            return
-        forward, device, dtype = model.forward, self._device.type, self._dtype
-
-        def autocast_forward(*args: Any, **options: Any) -> Any:
-            with torch.autocast(device, dtype):
-                return to_float32(forward(*args, **options))
-
-        model.forward = autocast_forward  # on the instance: the module and its parameter names stay the same
-
-
-def to_float32(value: Any) -> Any:
-    """Convert the half-precision tensors of a nested result to float32: losses and sums need the precision."""
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-    if isinstance(value, Mapping):
-        return {name: to_float32(each) for name, each in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_float32(each) for each in value))
-    if isinstance(value, list | tuple):
-        return type(value)(to_float32(each) for each in value)
-    return value
-
-
-Optimizers = Optimizer | Sequence[Optimizer]
 Scaler = torch.amp.GradScaler
 _PRECISE = (torch.float32, torch.float64)  # dividing a half-precision loss by a weight is off by up to 0.4 %
 
@@ -248,6 +200,10 @@ class LocalStepper:
         """Rediscover the parameters between steps, when the set of trainable ones may have changed."""
         self._gradients.refresh()
 
+    def clear(self, optimizers: Sequence[Optimizer]) -> None:
+        """Clear the gradients of all placed parameters and of those of the optimizers."""
+        self._gradients.clear(optimizers)
+
     def step(self, request: StepRequest, flags: StepFlags) -> StepResult:
         loss, weight, gradients = request.loss, request.weight, self._gradients
         found = nonfinite_loss(loss) if self.scaler is None else 0.0  # a scaler handles overflow itself
@@ -298,8 +254,12 @@ class DistributedStepper:
             norms = [module for root in self._modules for module in root.modules() if _is_batch_norm(module)]
             self._sync = GradientSync(parameters, norms)
 
+    def clear(self, optimizers: Sequence[Optimizer]) -> None:
+        """Clear the gradients of all placed parameters and of those of the optimizers."""
+        self._gradients.clear(optimizers)
+
     def step(self, request: StepRequest, flags: StepFlags) -> StepResult:
-        sync = self._buckets_for(request.optimizers)
+        sync = self.buckets_for(request.optimizers)
         part = self._gradients.resume(request.optimizers)
         loss = request.loss if request.counts else request.loss * 0
         if request.counts:
@@ -322,7 +282,7 @@ class DistributedStepper:
         self._gradients.clear(request.optimizers)
         return StepResult(stepped=not reduced.nonfinite, finite=not reduced.nonfinite, norm=norm, reduced=reduced)
 
-    def _buckets_for(self, optimizers: Sequence[Optimizer]) -> GradientSync:
+    def buckets_for(self, optimizers: Sequence[Optimizer]) -> GradientSync:
         """Return the gradient buckets, rebuilt if parameters were unfrozen since the epoch began."""
         self._check(optimizers)
         if self._sync is None or not self._sync.covers(parameters_of(optimizers)):
@@ -337,8 +297,8 @@ class DistributedStepper:
             known = {id(parameter) for module in self._modules for parameter in module.parameters()}
             if any(id(parameter) not in known for parameter in parameters_of([optimizer])):
                 raise BadInput(
-                    "the optimizer holds parameters that run.place has not seen: ranks would drift apart",
-                    fix="model = run.place(model) before the optimizer is made",
+                    "the optimizer has parameters that were not given to run.place: ranks would diverge",
+                    fix="call model = run.place(model) before creating the optimizer",
                 )
             self._checked.add(id(optimizer))
 
@@ -353,11 +313,11 @@ def trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     return list(found.values())
 
 
-def backward(loss: Tensor, scaler: Scaler | None, divisor: float = 1.0) -> None:
+def backward(loss: Tensor, scaler: Scaler | None, divisor: float = 1.0, *, retain_graph: bool = False) -> None:
     """Compute the gradients of loss / divisor. The divisor goes into the initial gradient, so it costs nothing."""
     scaled = loss if scaler is None else scaler.scale(loss)
     first = None if divisor == 1 else torch.full_like(scaled, 1 / divisor)
-    scaled.backward(first)  # type: ignore[no-untyped-call]
+    scaled.backward(first, retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
 
 def update(optimizers: Sequence[Optimizer], clip: float | None, scaler: Scaler | None) -> Tensor | None:

@@ -52,7 +52,7 @@ class PreemptionHandler:
     def install(self) -> None:
         """Install the signal handlers. Works in the main thread only; elsewhere signals are the caller's to handle."""
         if threading.current_thread() is not threading.main_thread():
-            self._log("not in the main thread: signals are left to whoever started this one")
+            self._log("not in the main thread: the thread that started this one must handle signals")
             return
         read, write = os.pipe()
         os.set_blocking(write, False)
@@ -113,5 +113,5 @@ class PreemptionHandler:
         self._timer.start()
 
     def _exit_now(self) -> None:
-        self._log("the grace period is over: ending without the last checkpoint; the one before it stands")
+        self._log("the grace period is over: exiting without the last checkpoint; the previous one is kept")
         os._exit(WORKER_RESTART)

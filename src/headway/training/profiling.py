@@ -61,9 +61,9 @@ class StepProfiler:
                 self._store.write(f"{name}.json.gz", trace.read_bytes())
                 self._store.write(f"{name}.txt", table.encode())
             except StoreError as error:  # a lost profile must not fail the run
-                log_line(f"the profile could not be kept: {error}")
+                log_line(f"the profile could not be written: {error}")
         if self._rank == 0:
-            log_line(f"{table}\nthe profile of steps {self._began} to {number} is kept as {name}.json.gz")
+            log_line(f"{table}\nthe profile of steps {self._began} to {number} is in {name}.json.gz")
 
 
 def make_profiler(config: Mapping[str, Any], env: Mapping[str, str], store: Store, rank: int) -> StepProfiler | None:
@@ -74,5 +74,5 @@ def make_profiler(config: Mapping[str, Any], env: Mapping[str, str], store: Stor
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", setting)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= first <= last:
-        raise BadInput(f"profile: {setting} does not say which steps", fix="profile: 100-110")
+        raise BadInput(f"profile: {setting} is not a range of steps", fix="write profile: 100-110")
     return StepProfiler(first, last, store, rank)

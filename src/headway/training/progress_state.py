@@ -14,8 +14,8 @@ DEFAULT_S, SPOT_S = 600.0, 120.0
 
 @dataclass(slots=True)
 class TrainState:
-    """The position of a run: `step` counts optimizer steps, `batch` global batches in this epoch, `stage` calls of
-    run.epochs."""
+    """The position of a run: `step` counts the batches that updated weights, `updates` their optimizer updates, `batch`
+    global batches in this epoch, `stage` calls of run.epochs."""
 
     stage: int = 0
     epoch: int = 0  # within the stage
@@ -23,9 +23,24 @@ class TrainState:
     batch: int = 0
     step: int = 0
     weight: float = 0.0  # total weight of the newest multi-rank step, the divisor of the next; 0 before the first
+    updates: int = -1  # key of the model's randomness. Older checkpoints lack it: their `step` counted updates
+
+    def __post_init__(self) -> None:
+        if self.updates < 0:
+            self.updates = self.step
+
+    def count_update(self, *, same_step: bool) -> None:
+        """Count an optimizer update, and a step unless an earlier update of the same batch has counted it."""
+        self.updates += 1
+        if not same_step:
+            self.step += 1
 
     def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+        """Return the fields; without `updates` where it equals `step`, as in checkpoints of earlier versions."""
+        fields = asdict(self)
+        if self.updates == self.step:
+            del fields["updates"]
+        return fields
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
-"""A rank's identity: read from the supervisor's environment variables, or made up for a script started by hand."""
+"""Facts about a rank: read from the supervisor's environment variables, or made up for a script started by hand."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ from headway._version import __version__
 from headway.core.errors import BadInput, Conflict, StoreError
 from headway.core.plan import Code, Limits, Plan
 from headway.rundir.layout import PLAN, RunFolder
-from headway.spec import Job, dump, undump
+from headway.spec import Job, dump, loads, undump
 from headway.storage import open_store
 from headway.storage.base import ABSENT, Store
 
@@ -61,7 +62,7 @@ def topology_from_env(env: Mapping[str, str]) -> RankTopology:
 
 
 def info_from_supervisor(env: Mapping[str, str]) -> RankInfo:
-    """Read a supervised rank's identity from the variables listed in docs/run-folder.md."""
+    """Read the facts about a supervised rank from the variables listed in docs/run-folder.md."""
     store = open_store(env["HEADWAY_RUN_URL"])
     path = env.get("HEADWAY_PLAN")
     plan = Plan.from_json(Path(path).read_bytes(), where=path) if path else RunFolder(store).plan()
@@ -79,10 +80,18 @@ def info_from_supervisor(env: Mapping[str, str]) -> RankInfo:
     )
 
 
-def standalone_info(url: str | None, script: str, config: Mapping[str, object], seed: int) -> RankInfo:
-    """Make up an identity for a script without a supervisor: in the folder at `url`, or in a new one under ./runs."""
+def standalone_info(
+    url: str | None, script: str, config: Mapping[str, object], seed: int, settings: Mapping[str, object] | None = None
+) -> RankInfo:
+    """Make up the facts for a script without a supervisor: in the folder at `url`, or in a new one under ./runs.
+
+    `settings` are other keys of the job file, typed as in it.
+    """
     name = _slug(Path(script).stem)
     job = Job(name=name, script=Path(script).name or None, config=dict(config), seed=seed)
+    if settings:
+        typed = loads(json.dumps({"name": name, "command": "-", **settings}), where="headway.start")
+        job = replace(job, **{key: getattr(typed, key) for key in settings})
     if url:
         store = open_store(url)
         if not _claim(store, job):

@@ -6,9 +6,11 @@ run = headway.start()
 model = run.place(model)
 run.restore(model=model, optimizer=optimizer, data=loader)
 for epoch in run.epochs(20):
-    for batch in run.steps(loader):
-        run.step(loss_sum, optimizer, weight=count)
-        run.log(loss=loss_sum / count)
+    for x, y in run.steps(loader):
+        with run.autocast():
+            loss = cross_entropy(model(x), y)
+        run.step(loss, optimizer)
+        run.log(loss=loss)
     run.score({"accuracy": 0.9}, best="accuracy")
 run.finish(bundle)
 """
@@ -20,11 +22,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
-import torch
 from torch import Tensor, nn
 
 from headway.core.errors import BadInput, HeadwayError
@@ -37,19 +39,22 @@ from headway.training.checkpoint.manager import CheckpointManager
 from headway.training.context import Session, log_line
 from headway.training.determinism import EVALUATION, MODEL, SETUP, RngSeeder
 from headway.training.export import Bundle
+from headway.training.iterables import length_of
+from headway.training.manual_update import ManualUpdates
 from headway.training.metrics.logger import MetricsLogger
 from headway.training.nonfinite import NanGuard
 from headway.training.optim import (
     Average,
     DistributedStepper,
     LocalStepper,
-    Optimizers,
-    Precision,
     StepFlags,
     StepRequest,
+    StepResult,
 )
+from headway.training.precision import Precision
 from headway.training.profiling import make_profiler
 from headway.training.schedules import freeze, set_rate
+from headway.training.step_arguments import Optimizers, read_optimizers, read_step_arguments
 from headway.training.step_boundary import StepBoundary
 
 # The rank's excepthook: HeadwayErrors print no traceback and set the exit code; out-of-memory errors print a hint.
@@ -116,9 +121,9 @@ class Run:
         >>> _ = run.restore(model=model, optimizer=optimizer, data=loader)
         >>> for epoch in run.epochs(run.config["epochs"]):
         ...     for x, y in run.steps(loader):
-        ...         loss = (model(x) - y).square().sum()
-        ...         _ = run.step(loss, optimizer, weight=len(x))
-        ...         run.log(loss=loss / len(x))
+        ...         loss = (model(x) - y).square().mean()
+        ...         _ = run.step(loss, optimizer)
+        ...         run.log(loss=loss)
         ...     with torch.no_grad():
         ...         error = sum((model(x) - y).square().sum() for x, y in run.evaluating(val))
         ...     _ = run.score({"mse": run.total(error).item() / len(points)}, best="mse", higher=False)
@@ -128,24 +133,28 @@ class Run:
     """
 
     def __init__(self, session: Session) -> None:
-        identity = session.identity
+        rank_info = session.rank_info
         self._session = session
-        self.name, self.job, self.world = identity.name, identity.job, identity.world
-        self.config: Mapping[str, Any] = identity.job.config
-        self.seed, self.device = identity.job.seed, session.device
+        self.name, self.job, self.world = rank_info.name, rank_info.job, rank_info.world
+        self.config: Mapping[str, Any] = rank_info.job.config
+        self.seed, self.device = rank_info.job.seed, session.device
         self._micro_batching = accumulation.MicroBatching(self.config, os.environ)
-        self.accumulate = self._micro_batching.parts
+        self.accumulate = self._micro_batching.count
         self._profiler = make_profiler(self.config, os.environ, session.store, self.world.rank)
         self._seeder = RngSeeder(self.seed, self.world.rank, cuda=self.device.type == "cuda")
-        self._batches = RankBatches(self.world, self.device, self._seeder)
+        self._batches = RankBatches(session.group, self.device, self._seeder)
+        self._batches.micros = self.accumulate
         self._metrics = MetricsLogger(session)
         self._modules: list[nn.Module] = []
         self._checkpoints = CheckpointManager(session, self._metrics.flush, self._modules)
+        self._checkpoints.read_data_state = self._batches.state
         self._stepper: LocalStepper | DistributedStepper = (
             LocalStepper(self._modules) if self.world.size == 1 else DistributedStepper(self._modules)
         )
+        self._manual = ManualUpdates(self._stepper, session.group)
         self._boundary = StepBoundary(session, self._checkpoints, self._metrics)
         self._feed: Any = None
+        self._data: Any = None  # the data given to restore
         self._stages = 0
         self._epochs: int | None = None
         self._steps = 0  # expected optimizer steps by the end of the current epochs, as far as known
@@ -154,6 +163,8 @@ class Run:
         self._part = 0  # index of this loop body's micro-batch, however often the body calls step
         self._counts = True  # False while the batch is a PaddingBatch
         self._weight: float | Tensor = 1.0
+        self._share = 1.0  # size of this body's part of the batch, relative to an equal part
+        self._stepped = False  # an update of this loop body has been counted as its step
         self._skipped = False
         self._nan_guard = NanGuard(str(self.config.get("nan", "stop")), self._modules)
         self._precision = Precision(str(self.config.get("precision", "fp32")), self.device)
@@ -164,14 +175,14 @@ class Run:
         RngSeeder(self.seed).reseed(SETUP)  # the same on every rank, so that all initialise models identically
         atexit.register(self._close)
         on_fatal_error(self._report_failure)
-        start = f"run {self.name}, attempt {identity.attempt}, {session.description}, in {self.folder}"
+        start = f"run {self.name}, attempt {rank_info.attempt}, {session.description}, in {self.folder}"
         session.log(f"training {session.description}" if session.supervised else start)
 
     # Properties for the script
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps done, over all attempts.
+        """Steps done, over all attempts. A step is a batch, however many optimizers it updates.
 
         Example:
             >>> run.global_step
@@ -262,7 +273,8 @@ class Run:
         """
         if self._restored:
             raise BadInput(
-                "an average must be known when a checkpoint is restored", fix="call run.average before run.restore"
+                "run.average was called after run.restore, so no checkpoint can restore the average",
+                fix="call run.average before run.restore",
             )
         self._averages.append(Average(model, decay))
         return self._averages[-1]
@@ -280,7 +292,7 @@ class Run:
                 `load_state_dict`.
 
         Returns:
-            The number of optimizer steps done: 0 in a new run.
+            The number of steps done: 0 in a new run.
 
         Raises:
             NoCheckpoint: If checkpoints were committed and none can be read.
@@ -292,8 +304,8 @@ class Run:
         """
         if data is not None:
             self._batches.set_seed(data)
-            steps = len(data) if hasattr(data, "__len__") else None
-            self._checkpoints.data = {"fingerprint": getattr(data, "fingerprint", None), "steps": steps}
+            self._data = data
+            self._checkpoints.data = {"fingerprint": getattr(data, "fingerprint", None), "steps": length_of(data)}
         for number, average in enumerate(self._averages, start=1):
             objects.setdefault(f"average_{number}", average)
         if self._precision.scaler is not None:
@@ -305,6 +317,7 @@ class Run:
             self._initialise(objects.get("model"))
         else:
             self._session.log(f"resuming from step {loaded.step}, in epoch {self.epoch + 1}")
+            self._batches.restore(self._checkpoints.data_state)
         return self.global_step
 
     def keep_epochs(self, every: int) -> None:
@@ -376,7 +389,7 @@ class Run:
                 continue
             self._phase = phase
             learning = freeze(self._modules, phase)
-            self._session.log(f"phase {phase.name}: {learning:,} numbers learn for {phase.epochs} epochs")
+            self._session.log(f"phase {phase.name}: training {learning:,} parameters for {phase.epochs} epochs")
             if number > position.stage or not (position.epoch or position.batch):
                 set_rate(self._checkpoints.objects.values(), phase.lr)
             yield phase
@@ -418,66 +431,92 @@ class Run:
 
         Args:
             feed: A `Loader` or another `Feed`, from which each rank gets its part of the global batch. Also a
-                DataLoader or any iterable: a resumed run replays those up to its position, and several ranks need a
-                DistributedSampler.
+                DataLoader, a stream or any other iterable: docs/training-loop.md says how it is resumed and divided.
 
         Yields:
             The batch, with its tensors on this rank's device.
 
         Raises:
-            BadInput: If `feed` cannot be divided among ranks, or into the micro-batches of `accumulate: auto`.
+            BadInput: If `feed` gives no batch, is an iterator that is spent, or cannot be divided among ranks or into
+                the micro-batches of `accumulate: auto`.
 
         Example:
             >>> for x, y in run.steps(loader):
-            ...     _ = run.step((model(x) - y).square().sum(), optimizer, weight=len(x))
+            ...     _ = run.step((model(x) - y).square().mean(), optimizer)
             >>> run.global_step == len(loader)
             True
         """
         self._prepare(feed)
         position, boundary, batches = self._checkpoints.position, self._boundary, self._batches
         self._steps = self._expected_steps()
+        divided = self.world.size * self.accumulate > 1
         for batch in batches.training_batches(feed, position, self.accumulate):
             counts = self._counts = type(batch) is not PaddingBatch
-            self._weight = 1.0 if counts else 0.0
-            boundary.inside, boundary.reduced = True, None
+            self._share = batches.share(feed, position, self._micro, self.accumulate) if counts and divided else 1.0
+            self._weight = self._share if counts else 0.0
+            boundary.inside, boundary.reduced, self._stepped = True, None, False
             self._part = self._micro
             before = position.step
             if self._nan_guard.skips:
                 self._nan_guard.before_step()
             if self._profiler is not None:
                 self._profiler.before_step(before + 1)
-            self._seeder.reseed(MODEL, before, self._micro)
+            self._seeder.reseed(MODEL, position.updates, self._micro + self._manual.bodies)
+            self._manual.begin_body(self._share if counts else 0.0)
             yield batch if counts and batches.on_cpu else batches.to_device(batch)
-            boundary.inside = False
+            boundary.inside = self._stepped = False
             if self._skipped:
                 self._skipped = self._metrics.drop_body()
             self._metrics.end_body(self._weight, position.step, position.passed, micro=self._micro > 0)
+            self._manual.end_body()
             if self._micro == 0:
                 if self._profiler is not None:
                     self._profiler.after_step(position.step)
                 position.batch += 1
-                boundary.after_step(stepped=position.step > before)
+                if not self._manual.pending:  # gradients are not saved
+                    boundary.after_step(stepped=position.step > before)
+        self._manual.require_none("at the end of the epoch")
         boundary.after_steps()
+
+    @overload
+    def step(
+        self, loss: Tensor, optimizer: Optimizers, *, clip: float | None = None, scheduler: Any = None
+    ) -> bool: ...
+
+    @overload
+    def step(
+        self,
+        optimizer: Optimizers,
+        /,
+        *,
+        loss_sum: Tensor,
+        weight: float | Tensor,
+        clip: float | None = None,
+        scheduler: Any = None,
+    ) -> bool: ...
 
     def step(
         self,
-        loss: Tensor,
-        optimizer: Optimizers,
+        loss: Any = None,
+        optimizer: Any = None,
         *,
-        weight: float | Tensor = 1.0,
+        loss_sum: Tensor | None = None,
+        weight: float | Tensor | None = None,
         clip: float | None = None,
         scheduler: Any = None,
     ) -> bool:
-        """Run backward and update with the gradient of sum(losses) / sum(weights) over ranks and micro-batches.
+        """Run backward and update: `run.step(loss, optimizer)`, or `run.step(optimizer, loss_sum=…, weight=…)`.
 
-        Several optimizers may alternate in one loop body (a discriminator's, then a generator's): each applies the
-        gradients of its own calls only, and after an update no parameter has a gradient.
+        A mean loss gives the gradient of the mean over the whole batch, over ranks and micro-batches of any size; sums
+        give that of sum(losses) / sum(weights). Several optimizers may alternate in one loop body (a discriminator's,
+        then a generator's): each applies the gradients of its own calls only, and after an update no parameter has a
+        gradient. However often it is called, one loop body is one step.
 
         Args:
-            loss: The loss of this batch, as a sum over its samples.
+            loss: The mean loss of this batch, as PyTorch's loss functions return it. Not together with `weight`.
             optimizer: The optimizer, or several that update together.
-            weight: What `loss` is a sum of: the number of samples or tokens. With the default of 1.0 every batch counts
-                the same: pass a mean.
+            loss_sum: Instead of `loss`: the loss as a sum over samples or tokens.
+            weight: What `loss_sum` is a sum of: the number of samples or tokens.
             clip: Largest total norm of the gradients; larger ones are scaled down to it. None: no clipping.
             scheduler: A schedule whose `step()` is called after the update.
 
@@ -485,20 +524,27 @@ class Run:
             True when the weights have changed: with `accumulate`, on the last micro-batch only.
 
         Raises:
+            BadInput: If it is given a loss together with `weight`, or only one of `loss_sum` and `weight`.
             RunFailed: If the loss or a gradient is not finite, unless `config.nan` is `skip`: then the batch is left
                 out, and the run fails only after more than 10 such batches in a row.
 
         Example:
             >>> for x, y in run.steps(loader):
-            ...     loss = (model(x) - y).square().sum()
-            ...     updated = run.step(loss, optimizer, weight=len(x), clip=1.0)
+            ...     loss = (model(x) - y).square().mean()
+            ...     updated = run.step(loss, optimizer, clip=1.0)
             >>> updated
             True
+            >>> for x, y in run.steps(loader):
+            ...     errors = (model(x) - y).square()
+            ...     _ = run.step(optimizer, loss_sum=errors.sum(), weight=errors.numel())
         """
+        if not self._checkpoints.prepared:
+            self._precision.require_used()
+        self._manual.require_none("before run.step")
+        loss, optimizers, weight = read_step_arguments(loss, optimizer, loss_sum, weight, self._share)
         part = self._part if self._boundary.inside else self._micro
-        last = part + 1 >= self.accumulate
-        optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
-        flags = self._boundary.flags() if last and self.world.size > 1 else _NO_FLAGS
+        last = part + 1 >= self._batches.micros
+        flags = self._boundary.flags(stepped=self._stepped) if last and self.world.size > 1 else _NO_FLAGS
         if self._counts:
             self._weight = weight
         expected_weight = self._checkpoints.position.weight
@@ -509,32 +555,98 @@ class Run:
             self._micro = part + 1
             return False
         self._micro = 0
-        if outcome.reduced is not None:
-            self._metrics.record_reduced(outcome.reduced, self.global_step)
-            self._boundary.reduced = outcome.reduced
-        if not outcome.finite:
-            self._skip_batch()
-            return False
-        if self._nan_guard.skips:
-            self._nan_guard.record_finite()
-        checkpoints = self._checkpoints
-        checkpoints.position.step += 1
-        if outcome.reduced is not None and 0 < outcome.reduced.weight < math.inf:
-            checkpoints.position.weight = outcome.reduced.weight
-        for average in self._averages:
-            average.update()
-        if outcome.norm is not None:
-            self._metrics.collect({"grad_norm": outcome.norm})
-        if scheduler is not None:
-            scheduler.step()
-        if not checkpoints.prepared:
-            checkpoints.prepare()
-        return True
+        return self._after_update(outcome, scheduler)
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradient of a mean loss, as `loss.backward()` does; `update` applies what has added up.
+
+        For loops that `step` cannot express: several losses, accumulation by hand, optimizers that take a closure.
+
+        Args:
+            loss: The mean loss of this batch. To accumulate over n batches, divide it by n, as in PyTorch.
+            retain_graph: Whether another loss of the same graph follows.
+
+        Raises:
+            BadInput: If the job sets `accumulate`, which `step` does by itself.
+
+        Example:
+            >>> for number, (x, y) in enumerate(run.steps(loader), start=1):
+            ...     run.backward((model(x) - y).square().mean() / 2)
+            ...     if number % 2 == 0 or number == len(loader):
+            ...         _ = run.update(optimizer, clip=1.0)
+        """
+        if self.accumulate > 1:
+            raise BadInput(
+                f"accumulate: {self.accumulate} is for run.step, and run.backward accumulates by hand",
+                fix="set accumulate: 1, or call run.step(loss, optimizer)",
+            )
+        if not self._checkpoints.prepared:
+            self._precision.require_used()
+        self._manual.backward(loss, self._share if self._counts else 0.0, retain_graph=retain_graph)
+
+    def update(
+        self,
+        optimizer: Optimizers,
+        *,
+        clip: float | None = None,
+        scheduler: Any = None,
+        closure: Callable[[], Any] | None = None,
+    ) -> bool:
+        """Apply the gradients of `backward`: average them over ranks, clip, step, and clear this optimizer's.
+
+        Gradients of parameters that other optimizers update stay, so that several can be updated from one loss.
+
+        Args:
+            optimizer: The optimizer, or several that update together.
+            clip: Largest total norm of the gradients; larger ones are scaled down to it. None: no clipping.
+            scheduler: A schedule whose `step()` is called after the update.
+            closure: For optimizers that evaluate the loss themselves (LBFGS, SAM): clears the gradients, computes the
+                loss, calls `run.backward(loss)` and returns it.
+
+        Returns:
+            True when the weights have changed.
+
+        Raises:
+            BadInput: If there are no gradients to apply.
+            RunFailed: If a loss is not finite, as for `step`; inside a closure, always.
+
+        Example:
+            >>> lbfgs = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+            >>> for x, y in run.steps(loader):
+            ...     def closure():
+            ...         lbfgs.zero_grad()
+            ...         loss = (model(x) - y).square().mean()
+            ...         run.backward(loss)
+            ...         return loss
+            ...     updated = run.update(lbfgs, closure=closure)
+            >>> updated
+            True
+        """
+        optimizers = read_optimizers(optimizer)
+        flags = self._boundary.flags(stepped=self._stepped) if self.world.size > 1 else _NO_FLAGS
+        return self._after_update(self._manual.update(optimizers, clip, closure, flags), scheduler, manual=True)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Context manager: compute in the run's `precision`. With fp32, the default, it does nothing.
+
+        Put the computation of the loss inside it, and `run.step` behind it. It covers everything that is called there:
+        also a `training_step` or `generate` that bypasses the model's forward.
+
+        Returns:
+            The context manager.
+
+        Example:
+            >>> for x, y in run.steps(loader):
+            ...     with run.autocast():
+            ...         loss = (model(x) - y).square().mean()
+            ...     _ = run.step(loss, optimizer)
+        """
+        return self._precision.autocast()
 
     def log(self, **values: Any) -> None:
         """Log numbers of this step without blocking the device.
 
-        Inside `steps`, values are averaged over micro-batches and ranks, weighted by the `weight` of `step`.
+        Inside `steps`, values are averaged over micro-batches and ranks, weighted as `step` weighs their losses.
 
         Args:
             **values: Metrics by name: numbers, or tensors of one element.
@@ -544,9 +656,9 @@ class Run:
 
         Example:
             >>> for x, y in run.steps(loader):
-            ...     loss = (model(x) - y).square().sum()
-            ...     _ = run.step(loss, optimizer, weight=len(x))
-            ...     run.log(loss=loss / len(x), lr=optimizer.param_groups[0]["lr"])
+            ...     loss = (model(x) - y).square().mean()
+            ...     _ = run.step(loss, optimizer)
+            ...     run.log(loss=loss, lr=optimizer.param_groups[0]["lr"])
         """
         if self._boundary.inside:
             self._metrics.collect(values)
@@ -595,13 +707,13 @@ class Run:
         if chosen is None:
             return False
         if chosen not in record:
-            raise BadInput(f"{chosen!r}, which is to choose the best, is not among the scores: {', '.join(names)}")
+            raise BadInput(f"best={chosen!r} is not among the scores: {', '.join(names)}")
         pointer = f"{self._phase.name}_best" if self._phase else "best"
         better = self._checkpoints.record_score(pointer, record[chosen] if higher else -record[chosen])
         since = self._checkpoints.scores.since_best[pointer]
         if patience is not None and since >= patience:
             self._early_stopped = True
-            self._session.log(f"{chosen} has not improved in {since} evaluations: enough")
+            self._session.log(f"{chosen} has not improved in {since} evaluations: stopping early")
         return better
 
     def evaluating(self, feed: Any) -> Iterator[Any]:
@@ -685,13 +797,38 @@ class Run:
 
     # Internals
 
+    def _after_update(self, outcome: StepResult, scheduler: Any, *, manual: bool = False) -> bool:
+        """Count the update, and update what follows the weights; return whether they changed."""
+        if outcome.reduced is not None:
+            self._metrics.record_reduced(outcome.reduced, self.global_step)
+            self._boundary.reduced = outcome.reduced
+        if not outcome.finite:
+            self._handle_nonfinite_batch()
+            return False
+        if self._nan_guard.skips:
+            self._nan_guard.record_finite()
+        checkpoints = self._checkpoints
+        checkpoints.position.count_update(same_step=self._stepped)
+        self._stepped = self._boundary.inside
+        if outcome.reduced is not None and 0 < outcome.reduced.weight < math.inf and not manual:
+            checkpoints.position.weight = outcome.reduced.weight
+        for average in self._averages:
+            average.update()
+        if outcome.norm is not None:
+            self._metrics.collect({"grad_norm": outcome.norm})
+        if scheduler is not None:
+            scheduler.step()
+        if not checkpoints.prepared:
+            checkpoints.prepare()
+        return True
+
     def _initialise(self, model: Any) -> None:
         """Load the weights of `init_from`, in a run that has no checkpoint yet."""
         url = self.job.init_from
         if not url:
             return
         if not isinstance(model, nn.Module):
-            raise BadInput("init_from has no model to fill", fix="run.restore(model=model, …)")
+            raise BadInput("init_from needs a model to load the weights into", fix="call run.restore(model=model, …)")
         initialise(model, url)
         self._session.log(f"starting from the weights of {url}")
 
@@ -699,9 +836,10 @@ class Run:
         self._session.preemption.interruptible = False
         if self._micro_batching.automatic and not isinstance(feed, Feed):
             raise BadInput(
-                f"accumulate: auto cannot cut the batches of a {type(feed).__name__}",
-                fix="use headway.runtime.Loader, or say how many batches make a step (accumulate: 2)",
+                f"accumulate: auto cannot split the batches of a {type(feed).__name__}",
+                fix="use headway.runtime.Loader, or set the number of batches per step (accumulate: 2)",
             )
+        self._warn_read_once(feed)
         self._metrics.begin(self.global_step, self._progress_numbers, self._checkpoints.resumed_attempt)
         self._feed = feed
         self._stepper.rebuild_buckets()
@@ -709,9 +847,23 @@ class Run:
             self._restored = True
             self._session.log("no checkpoints will be written: run.restore was not called")
 
+    def _warn_read_once(self, feed: Any) -> None:
+        """Refuse an iterator that would be spent after its first epoch, or say that it must be created anew."""
+        left = (self._epochs or 0) - self.epoch
+        if left < 2 or not hasattr(feed, "__next__") or feed is self._feed:
+            return
+        name = type(feed).__name__
+        if feed is self._data:
+            raise BadInput(
+                f"this {name} can be read once, and {left} epochs are to be trained",
+                fix="pass an iterable that starts again for every epoch: a DataLoader, a list, a class with __iter__",
+            )
+        if self._feed is None:
+            self._session.log(f"this {name} can be read once: create it anew for every epoch, as run.steps({name}(…))")
+
     def _report_failure(self, error: BaseException) -> None:
         """Report a fatal error to the supervisor: its step and, if out of memory, the micro-batches to try next."""
-        finer = self._micro_batching.next_parts(error)
+        finer = self._micro_batching.next_count(error)
         details = {} if finer is None else {"cut_to": finer}
         self._session.control.event("failed", step=self.global_step, **details)
 
@@ -721,7 +873,7 @@ class Run:
         self._boundary.close()
         self._batches.close()
 
-    def _skip_batch(self) -> None:
+    def _handle_nonfinite_batch(self) -> None:
         """Handle a batch whose loss is not finite: name it, then fail the run or skip the batch."""
         position = self._checkpoints.position
         indices = batch_indices(self._feed, position.passed, position.batch)
@@ -729,13 +881,15 @@ class Run:
         where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
         self._nan_guard.handle_nonfinite(where, what)
         self._skipped = True
-        self._session.log(f"{where} was left out: its loss is not finite ({what})")
+        self._session.log(f"{where} was skipped: its loss is not finite ({what})")
         self._session.event("skipped", step=position.step, batch=position.batch, items=list(indices or ()))
 
     def _expected_steps(self) -> int:
         """Estimate the total number of steps. Call between steps only: within a step, `step` and `batch` disagree."""
         position = self._checkpoints.position
-        steps = self._checkpoints.data.get("steps") or (len(self._feed) if hasattr(self._feed, "__len__") else 0)
+        steps = self._checkpoints.data.get("steps") or length_of(self._feed) or 0
+        if not isinstance(self._feed, Feed):
+            steps = -(-steps // self._batches.batches_per_step(self.accumulate))
         return position.step + max(0, ((self._epochs or 0) - position.epoch) * steps - position.batch)
 
     def _progress_numbers(self) -> dict[str, Any]:
@@ -752,7 +906,14 @@ class Run:
         return numbers
 
 
-def start(folder: str | Path | None = None, *, config: Mapping[str, Any] | None = None, seed: int = 0) -> Run:
+def start(
+    folder: str | Path | None = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    checkpoint: Mapping[str, Any] | None = None,
+    exact: bool = False,
+) -> Run:
     """Return this process's run: the supervisor's or, without one, a run under ./runs or in `folder`.
 
     A script that calls it runs under `headway run`, under `torchrun` and as `python train.py`. Call it before creating
@@ -764,20 +925,24 @@ def start(folder: str | Path | None = None, *, config: Mapping[str, Any] | None 
         config: The run's settings, for scripts started by hand. Under the supervisor, and in a folder that has a run,
             the recorded job's apply.
         seed: The run's seed, as for `config`.
+        checkpoint: When to write checkpoints and which to keep, as in the job file: `{"every": "500 steps"}`.
+        exact: Whether to use deterministic algorithms on GPUs, as for `config`.
 
     Returns:
         The run.
 
     Raises:
+        BadJob: If `checkpoint` is not valid.
         BadInput: If RANK or WORLD_SIZE are no numbers, or a setting such as `accumulate` or `precision` is not known.
         StoreError: If the folder cannot be read or written.
 
     Example:
         >>> import headway
-        >>> run = headway.start("runs/first", config={"lr": 0.1}, seed=1)
+        >>> run = headway.start("runs/first", config={"lr": 0.1}, seed=1, checkpoint={"every": "500 steps"})
         >>> run.name, run.config["lr"], run.global_step
         ('first', 0.1, 0)
         >>> run.finish()
     """
     install_excepthook()
-    return Run(Session(None if folder is None else str(folder), config or {}, seed))
+    settings = {**({"checkpoint": dict(checkpoint)} if checkpoint else {}), **({"exact": True} if exact else {})}
+    return Run(Session(None if folder is None else str(folder), config or {}, seed, settings))

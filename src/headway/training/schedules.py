@@ -3,7 +3,7 @@
 schedule = Schedule(optimizer, "cosine", steps=len(loader) * epochs, warmup=500)
 run.step(loss, optimizer, scheduler=schedule)
 
-`plateau` is the exception: it lowers the rate when scores stop rising. Call `schedule.judge(score)` after each
+`plateau` is the exception: it lowers the rate when scores stop rising. Call `schedule.record_score(score)` after each
 evaluation.
 """
 
@@ -37,7 +37,7 @@ def constant(warmup: int = 0) -> Factor:
         >>> [constant(warmup=4)(step) for step in (0, 3, 100)]
         [0.25, 1.0, 1.0]
     """
-    return lambda step: min(1.0, (step + 1) / warmup) if warmup else 1.0
+    return _after_warmup(warmup, lambda step: 1.0)
 
 
 def cosine(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
@@ -57,13 +57,11 @@ def cosine(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
         [1.0, 0.5, 0.0]
     """
 
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
+    def decay(step: int) -> float:
         done = min(1.0, (step - warmup) / max(1, steps - warmup))
         return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
 
-    return factor
+    return _after_warmup(warmup, decay)
 
 
 def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
@@ -83,12 +81,12 @@ def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
         [1.0, 0.5, 0.0]
     """
 
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        return max(floor, 1 - (1 - floor) * (step - warmup) / max(1, steps - warmup))
+    return _after_warmup(warmup, lambda step: max(floor, 1 - (1 - floor) * (step - warmup) / max(1, steps - warmup)))
 
-    return factor
+
+def _after_warmup(warmup: int, then: Factor) -> Factor:
+    """Return linear warm-up for `warmup` steps, followed by `then`."""
+    return lambda step: (step + 1) / warmup if step < warmup else then(step)
 
 
 def noam(width: int, warmup: int = 4000) -> Factor:
@@ -172,7 +170,7 @@ class Schedule:
     """Set the learning rate of each parameter group to a share of the group's initial rate.
 
     Give it to `run.restore` and to `run.step(..., scheduler=schedule)`. `plateau` lowers the rate when scores stop
-    rising: call `judge` after each evaluation.
+    rising: call `record_score` after each evaluation.
 
     Args:
         optimizer: The optimizer whose rates it sets.
@@ -199,11 +197,11 @@ class Schedule:
         self, optimizer: Optimizer, kind: str, *, patience: int = 5, shrink: float = 0.1, **options: Any
     ) -> None:
         if kind not in KINDS:
-            raise BadInput(f"no schedule is called {kind!r}", fix=f"choose one of {', '.join(KINDS)}")
+            raise BadInput(f"unknown schedule {kind!r}", fix=f"choose one of {', '.join(KINDS)}")
         try:
             self._factor = KINDS[kind](**options)
         except TypeError as error:
-            raise BadInput(f"the schedule {kind!r} does not fit its options: {error}") from None
+            raise BadInput(f"the schedule {kind!r} does not accept these options: {error}") from None
         self._optimizer, self._patience, self._shrink = optimizer, patience, shrink
         self._falls = kind == "plateau"
         self._bases = [group.setdefault("initial_lr", float(group["lr"])) for group in optimizer.param_groups]
@@ -222,7 +220,7 @@ class Schedule:
         self._step += 1
         self._apply()
 
-    def judge(self, score: float) -> bool:
+    def record_score(self, score: float) -> bool:
         """Take an evaluation's score; `plateau` lowers the rate when scores stop rising, other kinds ignore it.
 
         Args:
@@ -236,7 +234,7 @@ class Schedule:
             >>> from headway.training.schedules import Schedule
             >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
             >>> schedule = Schedule(optimizer, "plateau", patience=1)
-            >>> [schedule.judge(score) for score in (0.5, 0.4, 0.4)]
+            >>> [schedule.record_score(score) for score in (0.5, 0.4, 0.4)]
             [False, False, True]
         """
         if not self._falls:
@@ -319,7 +317,7 @@ def freeze(modules: Iterable[nn.Module], phase: Phase) -> int:
     for pattern in phase.train:
         if not any(fnmatchcase(name, pattern) for name, _ in names):
             raise BadInput(
-                f"phase {phase.name}: no parameter is called {pattern!r}",
+                f"phase {phase.name}: no parameter matches {pattern!r}",
                 fix=f"the model has {', '.join(sorted({name.partition('.')[0] + '.*' for name, _ in names}))}",
             )
     learning = 0

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from headway.core.errors import BadInput, HeadwayError
 from headway.core.plan import DIE_AFTER_STEP, STEP_LIMIT
+from headway.rundir.lease import LeaseLost
 from headway.training import export
 from headway.training.checkpoint.manager import CheckpointManager
 from headway.training.context import Session, log_line
@@ -87,17 +88,18 @@ class StepBoundary:
         self.reduced: ReducedFlags | None = None  # reduced flags of this loop body's step
         self.bundle: Callable[[], Bundle] | None = None
         self._finished = self._closed = False
-        self._step_limit = read_step_limit(os.environ, session.identity.attempt)
+        self._step_limit = read_step_limit(os.environ, session.rank_info.attempt)
         self._single_rank = session.group.world.size == 1
-        self._has_deadline = session.identity.deadline_s is not None
+        self._has_deadline = session.rank_info.deadline_s is not None
         self._export_s = float(os.environ.get("HEADWAY_EXPORT_S") or EXPORT_S)
 
     # Agreement of several ranks: each contributes its flags, and all act on the reduced ones
 
-    def flags(self) -> StepFlags:
+    def flags(self, *, stepped: bool) -> StepFlags:
+        """Return this rank's flags. `stepped`: an earlier update of this loop body has counted its step already."""
         first = self._session.is_first
         names, metrics = self._metrics.piggyback
-        step = self._checkpoints.position.step + 1
+        step = self._checkpoints.position.step + (not stepped)
         return StepFlags(
             stop=self._preemption.stop_requested,
             budget=first and self._over_budget(),
@@ -111,8 +113,8 @@ class StepBoundary:
         checkpoints = self._checkpoints
         if self._step_limit is not None:
             self._step_limit.before_checkpoint(checkpoints.position.step)
-        if checkpoints.writer.lease_lost is not None:
-            self._check_lease()
+        if checkpoints.writer.failure is not None:
+            self._check_writer()
         if self._single_rank:
             stop, budget = self._preemption.stop_requested, self._has_deadline and self._over_budget()
             save = stepped and checkpoints.due(checkpoints.position.step)
@@ -155,7 +157,7 @@ class StepBoundary:
     def check_stop(self) -> None:
         """Abort an evaluation on a stop request or at the end of the budget. A resumed run repeats it from the epoch's
         last step. Several ranks agree on that at their next reduction instead."""
-        self._check_lease()
+        self._check_writer()
         if self.inside or not self._single_rank:
             return
         if self.stop_requested:
@@ -181,7 +183,7 @@ class StepBoundary:
         if not checkpoints.snapshot_is_current and not checkpoints.unchanged:
             checkpoints.save()
         checkpoints.writer.drain()
-        self._check_lease()
+        self._check_writer()
         self._preemption.interruptible = True
         if self._preemption.stop_requested:
             raise Stop
@@ -204,7 +206,7 @@ class StepBoundary:
         left = self._preemption.left_s
         self._checkpoints.writer.close(timeout_s=EXPORT_S if left is None else left)
         self._metrics.close()
-        if self._checkpoints.writer.lease_lost is None:
+        if not isinstance(self._checkpoints.writer.failure, LeaseLost):
             try:
                 self._metrics.finish()
             except HeadwayError as error:  # the process is ending: nothing more can be done
@@ -221,7 +223,7 @@ class StepBoundary:
 
     def _over_budget(self) -> bool:
         """Whether the last checkpoint and the export need the rest of the budget: at most a fifth of the total."""
-        total = self._session.identity.deadline_s
+        total = self._session.rank_info.deadline_s
         if total is None:
             return False
         margin = min(total / 5, max(RESERVE_BUDGET_S, 2 * self._checkpoints.writer.last_seconds + self._export_s))
@@ -231,7 +233,7 @@ class StepBoundary:
         """Finish the last checkpoint as far as the grace period allows, and exit."""
         left = self._preemption.left_s
         if left is None:  # another rank received the signal
-            left = max(1.0, self._session.identity.grace_s - RESERVE_S)
+            left = max(1.0, self._session.rank_info.grace_s - RESERVE_S)
         step = self._checkpoints.position.step
         if self._checkpoints.writer.drain(left):
             self._session.log(f"stopped at step {step}; its checkpoint is written")
@@ -266,17 +268,17 @@ class StepBoundary:
         if not checkpoints.snapshot_is_current:
             checkpoints.save()
         checkpoints.writer.drain()
-        self._check_lease()
+        self._check_writer()
         self._finished = True
         self._end("finished", "the steps asked for are done", 0)
         raise SystemExit(0)
 
     def _end(self, state: str, reason: str, code: int) -> None:
         """Write the `ended` event. Under a supervisor, the supervisor writes it."""
-        if not self._session.identity.supervised:
+        if not self._session.rank_info.supervised:
             self._session.event("ended", state=state, reason=reason, exit_code=code)
 
-    def _check_lease(self) -> None:
-        lost = self._checkpoints.writer.lease_lost
-        if lost is not None:
-            raise lost
+    def _check_writer(self) -> None:
+        failure = self._checkpoints.writer.failure
+        if failure is not None:
+            raise failure

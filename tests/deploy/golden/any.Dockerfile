@@ -3,15 +3,15 @@
 
 FROM --platform=linux/amd64 python:3.12-slim AS base
 
-# A stage of its own: neither pip's options nor its leavings are shipped.
+# A separate stage: pip's options and caches do not become part of the image.
 FROM base AS environment
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# Packages that the base brings (a torch built for its CUDA, say) are used, not installed again.
+# Packages of the base image, such as a torch built for its CUDA, are used, not installed again.
 RUN python3 -m venv --system-site-packages /opt/headway
 
-# Dependencies, in layers apart from code: built again only when these files change.
+# Dependencies, in layers of their own: built again only when these files change.
 COPY requirements/headway.txt /build/
 RUN /opt/headway/bin/pip install -r /build/headway.txt
 

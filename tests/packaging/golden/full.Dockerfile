@@ -6,15 +6,15 @@ FROM --platform=linux/arm64 nvcr.io/nvidia/pytorch:24.08-py3 AS base
 RUN apt-get update && apt-get install -y libgl1
 RUN ["/bin/sh", "-ec", "set -u\necho 'two lines'"]
 
-# A stage of its own: neither pip's options nor its leavings are shipped.
+# A separate stage: pip's options and caches do not become part of the image.
 FROM base AS environment
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# Packages that the base brings (a torch built for its CUDA, say) are used, not installed again.
+# Packages of the base image, such as a torch built for its CUDA, are used, not installed again.
 RUN python3 -m venv --system-site-packages /opt/headway
 
-# Dependencies, in layers apart from code: built again only when these files change.
+# Dependencies, in layers of their own: built again only when these files change.
 COPY requirements/yours/ /build/yours/
 RUN /opt/headway/bin/pip install -r /build/yours/'deps/my requirements.txt' \
  && /opt/headway/bin/pip list --format=freeze > /build/pinned.txt
@@ -22,7 +22,7 @@ COPY requirements/headway.txt /build/
 RUN /opt/headway/bin/pip install -r /build/headway.txt -c /build/pinned.txt
 
 FROM base
-# Any user may run it, also one without a name here: what is written to is open to all of them.
+# Any user id may run it, also one without an entry here: these folders are writable by all.
 RUN install -d -m 1777 /headway/code /headway/node /home/headway /home/headway/.cache /home/headway/.config
 ENV PATH=/opt/headway/bin:$PATH HOME=/home/headway USER=headway PYTHONUNBUFFERED=1
 COPY --from=environment /opt/headway /opt/headway

@@ -154,7 +154,7 @@ def test_only_one_kind_of_scene_is_drawn_where_that_is_asked_for() -> None:
     [
         (Source(source="/nowhere/coco"), "no prepared data set at /nowhere/coco"),
         (Source(source="builtin:scenes", split="dev"), "no split 'dev'"),
-        (Source(source="builtin:scenes", where={"colour": "red"}), "by kind alone"),
+        (Source(source="builtin:scenes", where={"colour": "red"}), "filtered by kind only"),
     ],
 )
 def test_data_it_cannot_read_is_refused_with_a_fix(source: Source, complaint: str) -> None:

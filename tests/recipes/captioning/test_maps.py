@@ -32,7 +32,7 @@ def test_it_has_a_row_a_picture_and_is_brightest_where_it_looked(decoder: str) -
 
 
 def test_a_decoder_that_does_not_look_has_no_sheet() -> None:
-    with pytest.raises(BadInput, match="looks nowhere"):
+    with pytest.raises(BadInput, match="has no attention"):
         attention_sheet(
             captioner("lstm").eval(), Config(**{**TINY, "decoder": "lstm"}), torch.zeros(1, 3, 32, 32).byte()
         )

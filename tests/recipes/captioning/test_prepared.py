@@ -32,6 +32,13 @@ def data(made: dict[str, str], **weights: float) -> Data:
     return Data(train=sources, val=sources)
 
 
+def test_without_data_for_it_validation_reads_that_split_of_the_training_data(made: dict[str, str]) -> None:
+    training = Data(train=(Source(source=made["flickr"], split="train", limit=2, weight=3.0),))
+    (val,) = load(CFG, training, "val")
+    (named,) = load(CFG, Data(val=(Source(source=made["flickr"]),)), "val")
+    assert (val.name, list(val.ids), val.weight) == ("flickr", list(named.ids), 1.0)
+
+
 def test_pictures_and_captions_are_those_that_were_prepared(made: dict[str, str]) -> None:
     flickr, coco = load(CFG, data(made, flickr=1, coco=1), "train")
     assert (flickr.name, len(flickr), coco.name, len(coco)) == ("flickr", 12, "coco", 4)
@@ -84,7 +91,7 @@ def test_limits_and_filters_are_heeded(made: dict[str, str]) -> None:
 
 
 def test_what_the_data_does_not_have_is_refused(made: dict[str, str]) -> None:
-    with pytest.raises(BadJob, match="cannot be chosen by 'colour'"):
+    with pytest.raises(BadJob, match="cannot be filtered by 'colour'"):
         load(CFG, Data(train=(Source(source=made["coco"], where={"colour": "red"}),)), "train")
 
 

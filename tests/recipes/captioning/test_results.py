@@ -12,6 +12,8 @@ import pytest
 
 from headway.spec import Job
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[3]
 JOBS = sorted((ROOT / "examples" / "results").glob("*.yaml"))
 

@@ -56,7 +56,7 @@ def test_the_state_alone_rebuilds_it() -> None:
     assert again.classes == tuple(CLASSES[:5])
     with torch.no_grad():
         assert torch.equal(again(pictures), model(pictures))
-    with pytest.raises(BadInput, match="know 5 classes"):
+    with pytest.raises(BadInput, match="weights' 5 classes differ from the 4"):
         Classifier(settings(), CLASSES[:4]).set_extra_state(CLASSES[:5])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from tests.recipes.classification.tiny import trained_run
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_run(tmp_path_factory)
+    """A copy: evaluations write into it."""
+    return Path(shutil.copytree(trained_run(tmp_path_factory), tmp_path_factory.mktemp("runs") / "leaves-1"))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from headway.recipes.classification.config import Config
 from headway.spec import Data, Job, to_plain
 from tests.recipes.folders import run_folder
 from tests.recipes.translation.tiny import train_in
+from tests.shared import made_once
 
 SMALLEST: dict[str, Any] = {
     "model_size": "small",
@@ -35,13 +36,7 @@ def job(data: Data | None = None, **changes: Any) -> Job:
     return Job(name="leaves", recipe="classification", config=to_plain(config), seed=3, data=data or Data())
 
 
-_TRAINED: list[Path] = []
-
-
 def trained_run(factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run, trained once for the whole session."""
-    if not _TRAINED:
-        without = ("Aster___healthy",)
-        folder = run_folder(factory.mktemp("runs") / "leaves-1", job(**LEARNS, without=without))
-        _TRAINED.append(train_in(folder))
-    return _TRAINED[0]
+    settings = {**LEARNS, "without": ("Aster___healthy",)}
+    return made_once(factory, "leaves-1", lambda folder: train_in(run_folder(folder, job(**settings))))

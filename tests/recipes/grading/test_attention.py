@@ -29,7 +29,7 @@ def test_twelve_cells_with_a_rim_of_seven_hundredths_are_not_all_rim() -> None:
 
 
 def test_a_grid_without_an_inside_is_refused() -> None:
-    with pytest.raises(BadInput, match="no inside"):
+    with pytest.raises(BadInput, match="too small for a rim"):
         rim_mask(2, 8, 0.1)
 
 

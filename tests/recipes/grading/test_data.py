@@ -138,7 +138,7 @@ def test_one_picture_of_each_thing_needs_single_views(tmp_path: Path) -> None:
     (tmp_path / "eyes" / "table.csv").write_text("\n".join(lines))
     prepare(str(tmp_path / "eyes"), str(tmp_path / "shards"), size=96, encoding="raw", workers=1)
     data = Data(train=(Source(source=str(tmp_path / "shards")),))
-    with pytest.raises(BadInput, match="one picture of each thing"):
+    with pytest.raises(BadInput, match="one picture per item"):
         load(grading_config(), data, "train")
     single = load(grading_config(views="single"), data, "train")
     assert single.grades == (0, 1, 2)

@@ -50,7 +50,7 @@ def test_the_bundle_answers_as_the_checkpoint_does(run: Path, pair: str) -> None
 
 
 def test_a_lone_file_is_refused_where_two_are_needed(run: Path, pair: str) -> None:
-    with pytest.raises(BadInput, match="takes 2 of each thing") as caught:
+    with pytest.raises(BadInput, match="takes 2 per item") as caught:
         predict(str(run), [pair.split(",", maxsplit=1)[0]])
     assert "FRONT,BACK" in caught.value.problem.fix
 

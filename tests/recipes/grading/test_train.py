@@ -38,7 +38,7 @@ def test_the_curriculum_is_the_back_alone_then_everything() -> None:
 
 def test_a_phase_of_no_epochs_is_left_out_and_none_at_all_is_refused() -> None:
     assert [phase.name for phase in curriculum(grading_config(phase1_epochs=0))] == ["phase2"]
-    with pytest.raises(BadInput, match="nothing would be learnt"):
+    with pytest.raises(BadInput, match="the model would not be trained"):
         curriculum(grading_config(phase1_epochs=0, phase2_epochs=0))
 
 
@@ -57,7 +57,7 @@ def test_a_phase_draws_rows_by_its_own_sampler() -> None:
 
 
 def test_a_sampler_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(BadInput, match="phase first: no sampler is called 'weighted'"):
+    with pytest.raises(BadInput, match="phase first: there is no sampler 'weighted'"):
         sampled(grading_config(), Phase(name="first", epochs=1, sampler="weighted"))
 
 

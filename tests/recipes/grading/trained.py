@@ -12,15 +12,12 @@ import pytest
 from headway.spec import Job
 from tests.recipes.folders import run_folder
 from tests.recipes.grading.jobs import grading_job
-
-_TRAINED: list[Path] = []
+from tests.shared import made_once
 
 
 def trained_grader(factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run, trained once for the whole session."""
-    if not _TRAINED:
-        _TRAINED.append(train_in(factory.mktemp("graders") / "cards-1", grading_job()))
-    return _TRAINED[0]
+    return made_once(factory, "cards-1", lambda folder: train_in(folder, grading_job()))
 
 
 def train_in(folder: Path, job: Job, **more: str) -> Path:

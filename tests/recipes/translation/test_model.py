@@ -86,6 +86,6 @@ def test_weights_are_refused_for_other_subwords() -> None:
 
 
 def test_heads_must_share_the_width() -> None:
-    with pytest.raises(BadInput, match="3 heads do not share 16") as caught:
+    with pytest.raises(BadInput, match="d_model 16 cannot be divided into 3 heads") as caught:
         Translator(settings(heads=3), tokenizer())
-    assert "6 divides" in caught.value.problem.fix
+    assert "set d_model to a multiple of 6" in caught.value.problem.fix

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ FEW = {"train_samples": 60, "val_samples": 4}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_run(tmp_path_factory)
+    """A copy: evaluations write into it."""
+    return Path(shutil.copytree(trained_run(tmp_path_factory), tmp_path_factory.mktemp("runs") / "phrases-1"))
 
 
 @pytest.mark.slow
@@ -82,7 +84,7 @@ def test_a_bundle_translates_what_is_given_typed_or_piped(
     _interactive(answer)
     said = capsys.readouterr().out
     assert answers[0]["text"] in said
-    assert "sentence by sentence" in said, "a line that cannot be translated ends nothing"
+    assert "split it into sentences" in said, "a line that cannot be translated ends nothing"
     _from_stdin(answer, io.StringIO("\n".join([asked[1], "", asked[2]]) + "\n"), json=False)
     assert capsys.readouterr().out.splitlines() == [answers[1]["text"], "", answers[2]["text"]]
 

@@ -17,6 +17,7 @@ from headway.recipes.translation.config import Config
 from headway.recipes.translation.model import Translator
 from headway.spec import Data, Job, to_plain
 from tests.recipes.folders import run_folder
+from tests.shared import made_once
 
 SMALLEST: dict[str, Any] = {
     "model_size": "tiny",
@@ -70,16 +71,11 @@ def job(data: Data | None = None, **changes: Any) -> Job:
     return Job(name="phrases", recipe="translation", config=to_plain(config), seed=3, data=data or Data())
 
 
-_TRAINED: list[Path] = []
-
-
 def trained_run(factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run, trained once for the whole session."""
-    if not _TRAINED:
-        folder = run_folder(factory.mktemp("runs") / "phrases-1", job(**{**SMALLEST, **LEARNS, "d_model": None,
-            "dim_feedforward": None, "heads": None, "encoder_layers": None, "decoder_layers": None}))  # fmt: skip
-        _TRAINED.append(train_in(folder))
-    return _TRAINED[0]
+    sizes = dict.fromkeys(("d_model", "dim_feedforward", "heads", "encoder_layers", "decoder_layers"))
+    settings = {**SMALLEST, **LEARNS, **sizes}
+    return made_once(factory, "phrases-1", lambda folder: train_in(run_folder(folder, job(**settings))))
 
 
 def train_in(folder: Path) -> Path:

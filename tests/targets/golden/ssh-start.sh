@@ -1,18 +1,18 @@
 #!/bin/bash
 # words: 1 × 2 ranks. Made by Headway VERSION.
 
-# What only the supervisor may read waits on descriptor 3; commands below have no input.
+# Only the supervisor reads the secrets on standard input: move them to descriptor 3. The commands below get no input.
 exec 3<&0 </dev/null
 fail() { echo "headway: $1" >&2; exit 1; }
 cd "$HEADWAY_CODE_DIR" || fail "no $HEADWAY_CODE_DIR"
 
-# -- setup: at every start, and in this very shell, so that what it exports holds
+# -- setup: at every start, in this shell, so that its exports stay in effect
 {
 sudo mount /data
 } || fail 'setup: sudo mount /data'
 cd "$HEADWAY_CODE_DIR" || exit
 
-# -- an environment, made once for these very requirements: by uv, which also brings the Python, or by pip
+# -- one environment per set of requirements, made by uv, which also installs Python, or by pip
 env="$HEADWAY_DIR/envs/KEY"
 mkdir -p "$HEADWAY_DIR/envs" && exec 9> "$env.lock" && flock 9
 if [ ! -e "$env/ready" ]; then
@@ -28,11 +28,11 @@ if [ ! -e "$env/ready" ]; then
     install() { "$env/bin/python" -m pip install --disable-pip-version-check "$@"; }
   fi
   install --requirement requirements.txt || fail "the requirements cannot be installed"
-  install --requirement "$HEADWAY_PLACE/headway.txt" || fail "what Headway needs cannot be installed"
+  install --requirement "$HEADWAY_PLACE/headway.txt" || fail "the requirements of Headway cannot be installed"
   touch "$env/ready"
 fi
 exec 9>&-
 python="$env/bin/python"
 
-# -- the supervisor takes the place of this shell
+# -- replace this shell by the supervisor
 exec "$python" -m headway.runtime.worker --run "$HEADWAY_RUN_URL" <&3 3<&-

@@ -9,12 +9,13 @@ import pytest
 from headway.core.types import Handle
 from headway.spec import Accelerator, Budget, Data, Image, Job, Mount, Resources, Secret, Source
 from headway.targets.kubernetes import checks, trainjob
+from headway.targets.kubernetes import pod as kubernetes_pod
 from headway.targets.kubernetes import status as kubernetes_status
 from headway.targets.kubernetes.client import Forbidden
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.targets.kubernetes.answering import Answering
-from tests.targets.kubernetes.plans import job_of
+from tests.targets.kubernetes.plans import job_of, plan_of
 
 T4 = Resources(accelerator=Accelerator(kind="T4", count=2))
 NAMESPACE = "/api/v1/namespaces/default"
@@ -42,7 +43,7 @@ def test_a_job_that_would_run_is_not_complained_about() -> None:
         ({}, {"namespace": "Mine"}, "cannot be a namespace"),
         ({}, {"labels": {"team": "not a value"}}, "value of the label"),
         ({}, {"labels": {"headway.run": "x"}}, "is set by Headway"),
-        ({}, {"service_account": "Nobody!"}, "mend `service_account`"),
+        ({}, {"service_account": "Nobody!"}, "correct `service_account`"),
         ({}, {"tolerations": ({"kee": "x"},)}, "a toleration has no 'kee'"),
     ],
 )
@@ -168,6 +169,36 @@ def test_the_accounts_binding_is_printed_with_the_values_filled_in() -> None:
     assert "serviceAccount:my-project.svc.id.goog[default/gcs-access]" in line
     (line,) = examined(Answering(answers=ready()), service_account="nobody")["bad"]
     assert "kubectl -n default create serviceaccount nobody" in line
+
+
+def test_code_that_asks_the_cluster_gets_the_token_of_an_account_that_may_view() -> None:
+    commands = (
+        "kubectl -n default create role headway-view --verb=get,list,watch --resource=pods,services && "
+        "kubectl -n default create rolebinding headway-view-gcs-access --role=headway-view "
+        "--serviceaccount=default:gcs-access"
+    )
+    review = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    asks: dict[str, Any] = {"service_account": "gcs-access", "token": True}
+    refused = Answering(answers={**ready(), review: {"status": {"allowed": False}}})
+    (line,) = examined(refused, **asks)["bad"]
+    assert line == f"token: gcs-access may not list pods and services; {commands}"
+    allowed = Answering(answers={**ready(), review: {"status": {"allowed": True}}})
+    assert any("token: gcs-access may view" in line for line in examined(allowed, **asks)["ok"])
+    assert any(commands in line for line in examined(Answering(answers=ready()), **asks)["note"])
+    assert any(commands in note for note in KubernetesTarget(Options(**asks)).notes(job_of(), 1))
+    assert not any("token" in note for note in KubernetesTarget(Options()).notes(job_of(), 1))
+
+
+def test_a_token_needs_an_account() -> None:
+    (problem,) = [each for each in KubernetesTarget(Options(token=True)).check(job_of()) if "token" in each.what]
+    assert "create serviceaccount" in problem.fix
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_pods_have_a_token_only_where_it_is_asked_for(token: bool) -> None:
+    options = Options(service_account="viewer", token=token)
+    spec = kubernetes_pod.pod_spec(plan_of(options), options, container="worker", restart=None, env={})
+    assert (spec["automountServiceAccountToken"], spec["serviceAccountName"]) == (token, "viewer")
 
 
 def test_what_the_job_refers_to_is_looked_for() -> None:

@@ -19,12 +19,13 @@ from headway.targets.kubernetes.client import ApiError, Client, Object
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import TargetContract, eventually
+from tests.contract.suite import TargetContract
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
 from tests.testbed.kubernetes.cluster import Cluster, cluster, ready
+from tests.waiting import wait_until
 
 __all__ = ["cluster"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 
 NAMESPACE = "contract"
@@ -71,7 +72,7 @@ class TestStatefulSet(TargetContract):
     def target(self, _shared: None) -> Iterator[Target]:
         target = KubernetesTarget(Options(namespace=NAMESPACE), api=Refusing())
         yield target
-        assert target.found() == []
+        assert target.list_runs() == []
 
     @pytest.fixture
     def outputs(self, tmp_path: Path) -> str:
@@ -108,7 +109,7 @@ class TestStatefulSet(TargetContract):
         os.kill(supervisor, signal.SIGSTOP)
         yield
         self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", f"{hold.run}-0", "--force", "--grace-period=0")
-        eventually(lambda: supervisors(hold) == [], "it is killed with its pod")
+        wait_until(lambda: supervisors(hold) == [], "it is killed with its pod")
 
     def own_limit_s(self, hold: RunHandle) -> float | None:
         """The reaper's, which lasts longer than the fuse beside it."""

@@ -23,7 +23,7 @@ from tests.testbed.kubernetes.cluster import NODE, Cluster, cluster
 from tests.testbed.kubernetes.images import SITE, TRAINS_INSIDE
 
 __all__ = ["cluster"]
-pytestmark = TRAINS_INSIDE
+pytestmark = [pytest.mark.kubernetes, *TRAINS_INSIDE]
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
@@ -49,7 +49,7 @@ def ran(cluster: Cluster, example: str, on: str, *changes: str) -> RunHandle:
     assert outcome.status.state is State.FINISHED, [line.text for line in hold.logs()][-20:]
     assert outcome.receipt is not None
     assert outcome.receipt.left == ()
-    assert hold.target.found() == []
+    assert hold.target.list_runs() == []
     return hold
 
 

@@ -17,13 +17,13 @@ from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import eventually
 from tests.testbed.kubernetes import operators
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
 from tests.testbed.kubernetes.cluster import Cluster, cluster, ready
+from tests.waiting import wait_until
 
 __all__ = ["cluster"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(1500)]
 PATIENCE_S = 300.0
 NAMESPACES = {"statefulset": "kills", **dict.fromkeys(operators.CRDS, operators.NAMESPACE)}
 FIRST_OF_THE_CLUSTERS = 30  # of the requests of a start: those before are the same for every engine
@@ -49,7 +49,7 @@ def plan_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         yield made
         for engine, namespace in NAMESPACES.items():
             target = KubernetesTarget(Options(namespace=namespace, engine=engine))
-            for found in target.found():
+            for found in target.list_runs():
                 target.down(found)
 
 
@@ -105,7 +105,7 @@ def target_of(engine: str) -> KubernetesTarget:
 
 
 def patiently(done: Callable[[], bool], what: str) -> None:
-    eventually(done, what, within_s=PATIENCE_S)
+    wait_until(done, what, within_s=PATIENCE_S)
 
 
 def attempts(plan: Plan, name: str) -> list[dict[str, Any]]:

@@ -13,23 +13,23 @@ from headway.launcher.migrate import Migration
 from headway.planning import plan
 from headway.spec import Image, Job, TargetEntry
 from tests.contract.counting import COUNT, count_to, counted, write_counting
-from tests.contract.suite import eventually
 from tests.servers.vertex_machines import Image as There
 from tests.targets.vertex.cloud import google
 from tests.targets.vertex.jobs import entry
 from tests.testbed.kubernetes.bucket import reachable
 from tests.testbed.kubernetes.cluster import Cluster, cluster, ready
+from tests.waiting import wait_until
 
 __all__ = ["cluster"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 STEPS = 12
 NAMESPACE = "moving"
 
 
 def stopped_at(step: int, hold: RunHandle) -> None:
-    eventually(lambda: len(counted(hold)) == step, f"{hold.folder.plan().target} goes on", within_s=240)
+    wait_until(lambda: len(counted(hold)) == step, f"{hold.folder.plan().target} goes on", within_s=240)
     assert hold.stop("to move on").status.state is State.STOPPED
-    assert hold.url not in {found.url for found in hold.target.found()}
+    assert hold.url not in {found.url for found in hold.target.list_runs()}
 
 
 def test_a_run_wanders_from_here_to_a_cluster_and_vertex_and_back_without_missing_a_step(

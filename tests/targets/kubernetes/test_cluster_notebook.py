@@ -19,14 +19,14 @@ from headway.launcher.lifecycle import RunHandle  # noqa: E402
 from headway.planning import plan  # noqa: E402
 from headway.spec import Job, TargetEntry  # noqa: E402
 from headway.targets.kubernetes.target import KubernetesTarget  # noqa: E402
-from tests.contract.suite import eventually  # noqa: E402
 from tests.notebook.test_jupyter import SCRIPT, Notebook, env, execute, large  # noqa: E402
 from tests.testbed.kubernetes.bucket import BUCKET, bucket  # noqa: E402
 from tests.testbed.kubernetes.cluster import Cluster, cluster  # noqa: E402
 from tests.testbed.kubernetes.images import TRAINS_INSIDE  # noqa: E402
+from tests.waiting import wait_until  # noqa: E402
 
 __all__ = ["cluster", "env"]
-pytestmark = TRAINS_INSIDE  # Jupyter comes from this machine's own packages, as torch does
+pytestmark = [pytest.mark.kubernetes, *TRAINS_INSIDE]  # Jupyter comes from this machine's own packages, as torch does
 PATIENCE_S = 240.0
 ENOUGH = "/tmp/enough"  # in the pod
 SERVERS = "grep -la 'ServerApp[.]root_dir' /proc/[0-9]*/cmdline"
@@ -52,10 +52,10 @@ def run(
         )
         hold = lifecycle.launch(plan(job, on="bed"), name="job", detach=True)
         began = "training has begun"
-        eventually(lambda: began in [line.text for line in hold.logs(rank=0)], "it trains", PATIENCE_S)
+        wait_until(lambda: began in [line.text for line in hold.logs(rank=0)], "it trains", PATIENCE_S)
         yield hold, {**os.environ, "ENOUGH": env["ENOUGH"]}
         target = KubernetesTarget()
-        for found in target.found():
+        for found in target.list_runs():
             target.down(found)
 
 
@@ -80,8 +80,8 @@ def test_a_cell_runs_in_the_pod_and_jupyter_closes_with_its_caller_or_the_run(
     assert servers(cluster) != []
     assert notebook.leave() == 0
     assert "closed; the run keeps running" in notebook.said
-    eventually(lambda: servers(cluster) == [], "Jupyter has left the pod", PATIENCE_S)
-    assert hold.target.status(hold.handle).state is State.RUNNING
+    wait_until(lambda: servers(cluster) == [], "Jupyter has left the pod", PATIENCE_S)
+    assert hold.target.status(hold.target_handle).state is State.RUNNING
 
     again = Notebook(env)
     again.address()

@@ -19,15 +19,15 @@ from headway.targets.kubernetes import lifecycle as kubernetes_lifecycle
 from headway.targets.kubernetes.client import Client
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
-from tests.contract.suite import eventually
 from tests.targets.kubernetes.plans import FULL, FULL_OPTIONS, rendered
 from tests.testbed.kubernetes import operators
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
 from tests.testbed.kubernetes.cluster import Cluster, cluster
 from tests.testbed.kubernetes.workload import SCRIPT, digest, steps
+from tests.waiting import wait_until
 
 __all__ = ["cluster"]
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.torch]
 PATIENCE_S = 240.0
 ENGINES = operators.CRDS
 
@@ -70,7 +70,7 @@ def test_a_job_trains_in_the_operators_pods_and_is_taken_down(
         assert outcome.status.state is State.FINISHED, [line.text for line in hold.logs()][-20:]
         assert outcome.receipt is not None
         assert outcome.receipt.left == ()
-        assert KubernetesTarget(Options(engine=engine)).found() == []  # type: ignore[arg-type]
+        assert KubernetesTarget(Options(engine=engine)).list_runs() == []  # type: ignore[arg-type]
         assert digest(hold)
         assert cluster.kubectl("get", "pods", "-o", "name") == ""
 
@@ -83,7 +83,7 @@ def test_a_pod_of_a_pytorchjob_that_is_taken_away_is_made_again_and_the_bits_are
         straight = lifecycle.launch(plan(job_of("pytorchjob"), on="bed"), name="straight")
         assert straight.outcome().status.state is State.FINISHED
         broken = lifecycle.launch(plan(job_of("pytorchjob", pause_s=0.3), on="bed"), name="broken", detach=True)
-        eventually(lambda: steps(broken) >= 7, "it trains", PATIENCE_S)
+        wait_until(lambda: steps(broken) >= 7, "it trains", PATIENCE_S)
         cluster.kubectl("delete", "pod", "broken-worker-0")
         outcome = broken.wait()
         assert outcome.status.state is State.FINISHED, [line.text for line in broken.logs()][-20:]

@@ -22,14 +22,14 @@ from headway.rundir.layout import RunFolder
 from headway.spec import Cadence, Checkpoint, Job, Resources, TargetEntry
 from headway.storage import open_store
 from headway.targets.kubernetes.target import KubernetesTarget
-from tests.contract.suite import eventually
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
 from tests.testbed.kubernetes.cluster import NODE, Cluster, cluster
 from tests.testbed.kubernetes.images import TRAINS_INSIDE
 from tests.testbed.kubernetes.workload import SCRIPT, digest, steps
+from tests.waiting import wait_until
 
 __all__ = ["cluster"]
-pytestmark = TRAINS_INSIDE
+pytestmark = [pytest.mark.kubernetes, *TRAINS_INSIDE]
 PATIENCE_S = 240.0
 
 
@@ -59,7 +59,7 @@ def job_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
         yield job
         target = KubernetesTarget()
-        for found in target.found():
+        for found in target.list_runs():
             target.down(found)
 
 
@@ -73,12 +73,12 @@ def test_a_run_that_was_taken_away_goes_on_by_itself_and_ends_with_the_same_bits
     assert hosts == {f"straight-{number}" for number in range(nodes)}, "each worker trained in a pod of its own"
 
     broken = lifecycle.launch(plan(job_of(nodes=nodes, pause_s=0.3), on="bed"), name="broken", detach=True)
-    eventually(lambda: steps(broken) >= 7, "it trains", PATIENCE_S)
+    wait_until(lambda: steps(broken) >= 7, "it trains", PATIENCE_S)
     if way == "a pod is deleted":
         cluster.kubectl("delete", "pod", f"broken-{nodes - 1}")
     else:
         cluster.kubectl("drain", NODE, "--force", "--delete-emptydir-data", "--ignore-daemonsets")
-        status = broken.target.status(broken.handle)
+        status = broken.target.status(broken.target_handle)
         assert status.state is State.PENDING, status
         assert "continues from its last checkpoint" in status.reason
         cluster.kubectl("uncordon", NODE)
@@ -127,10 +127,10 @@ def test_a_run_whose_client_was_killed_trains_ends_and_is_taken_down_without_any
 ) -> None:
     url = _killed(job_of(nodes=2), tmp_path, moment)
     folder = RunFolder(open_store(url))
-    eventually(lambda: (folder.ended() or {}).get("state") == "finished", "it trains to its end", PATIENCE_S)
-    eventually(lambda: cluster.items("statefulset") == [], "the reaper deletes the set", PATIENCE_S)
-    eventually(lambda: cluster.items("pod", "headway.part=worker") == [], "its pods go", PATIENCE_S)
-    eventually(lambda: KubernetesTarget().found() == [], "all that the reaper owns goes with it", PATIENCE_S)
+    wait_until(lambda: (folder.ended() or {}).get("state") == "finished", "it trains to its end", PATIENCE_S)
+    wait_until(lambda: cluster.items("statefulset") == [], "the reaper deletes the set", PATIENCE_S)
+    wait_until(lambda: cluster.items("pod", "headway.part=worker") == [], "its pods go", PATIENCE_S)
+    wait_until(lambda: KubernetesTarget().list_runs() == [], "all that the reaper owns goes with it", PATIENCE_S)
     outcome = lifecycle.observe(url)
     assert outcome.status.state is State.FINISHED
     assert outcome.receipt is not None
@@ -142,11 +142,11 @@ def test_what_a_client_killed_half_way_has_made_is_found_and_removed(
     cluster: Cluster, job_of: Callable[..., Job], tmp_path: Path, moment: str
 ) -> None:
     url = _killed(job_of(nodes=2), tmp_path, moment)
-    (found,) = KubernetesTarget().found()
+    (found,) = KubernetesTarget().list_runs()
     assert found.url == url
     hold = lifecycle.open_run(url)
     assert hold.down().left == ()
-    assert KubernetesTarget().found() == []
+    assert KubernetesTarget().list_runs() == []
     again = lifecycle.resume(url)
     assert again.wait().status.state is State.FINISHED
 
@@ -162,9 +162,9 @@ def _killed(job: Job, tmp_path: Path, moment: str) -> str:
 
 def test_a_deleted_set_is_a_stopped_run_that_resumes(cluster: Cluster, job_of: Callable[..., Job]) -> None:
     hold: RunHandle = lifecycle.launch(plan(job_of(nodes=2, pause_s=0.3), on="bed"), name="gone", detach=True)
-    eventually(lambda: steps(hold) >= 3, "it trains", PATIENCE_S)
+    wait_until(lambda: steps(hold) >= 3, "it trains", PATIENCE_S)
     cluster.kubectl("delete", "statefulset", "gone")
-    eventually(lambda: hold.target.status(hold.handle).state.ended, "it is seen to have ended", PATIENCE_S)
+    wait_until(lambda: hold.target.status(hold.target_handle).state.ended, "it is seen to have ended", PATIENCE_S)
     assert hold.outcome().status.state is State.STOPPED
     again = lifecycle.resume(hold.url)
     assert again.wait().status.state is State.FINISHED

@@ -22,13 +22,14 @@ from headway.targets.kubernetes.client import ApiError
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import CANARY, WAITS, eventually
+from tests.contract.suite import CANARY, WAITS
 from tests.targets.kubernetes.plans import job_of
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
 from tests.testbed.kubernetes.cluster import Cluster, cluster, ready
+from tests.waiting import wait_until
 
 __all__ = ["cluster"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 NAMESPACE = "trouble"
 
 
@@ -58,11 +59,11 @@ def says(hold: RunHandle, *words: str) -> None:
     """Its status comes to say all of these words, while it waits."""
 
     def said() -> bool:
-        status = hold.target.status(hold.handle)
+        status = hold.target.status(hold.target_handle)
         assert not status.state.ended, status
         return status.state is State.PENDING and all(word in status.reason for word in words)
 
-    eventually(said, f"the status says {words}; it says {hold.target.status(hold.handle)}", 90.0)
+    wait_until(said, f"the status says {words}; it says {hold.target.status(hold.target_handle)}", 90.0)
 
 
 def test_a_node_that_is_nowhere_is_said_while_it_waits(start: Callable[..., RunHandle]) -> None:
@@ -77,9 +78,9 @@ def test_too_many_gpus_are_said_while_it_waits(start: Callable[..., RunHandle]) 
 def test_an_image_that_cannot_be_pulled_is_said(start: Callable[..., RunHandle]) -> None:
     hold = start(image=Image(uri="127.0.0.1:1/no/such:image"))
     says(hold, "headway image --push")
-    assert diagnose_run(hold, hold.target.status(hold.handle)).name == "image-pull"
+    assert diagnose_run(hold, hold.target.status(hold.target_handle)).name == "image-pull"
     assert hold.down().left == ()
-    told = hold.target.evidence(hold.handle)  # type: ignore[attr-defined]
+    told = hold.target.evidence(hold.target_handle)  # type: ignore[attr-defined]
     assert any("no/such:image" in line for line in told), "the cluster remembers what pods it had"
 
 
@@ -97,9 +98,9 @@ def test_a_quota_that_is_used_up_is_said(cluster: Cluster, start: Callable[..., 
 
 def test_a_pod_that_never_gets_as_far_as_an_attempt_fails_with_its_last_words(start: Callable[..., RunHandle]) -> None:
     hold = start(env={"PYTHONHOME": "/nowhere"})  # so that no Python can start
-    eventually(lambda: hold.target.status(hold.handle).state is State.FAILED, "it is given up", 120.0)
-    assert "failed before the first attempt" in hold.target.status(hold.handle).reason
-    assert "ended with 1" in hold.target.status(hold.handle).reason
+    wait_until(lambda: hold.target.status(hold.target_handle).state is State.FAILED, "it is given up", 120.0)
+    assert "failed before the first attempt" in hold.target.status(hold.target_handle).reason
+    assert "ended with 1" in hold.target.status(hold.target_handle).reason
     words = re.compile(r"r1-reaper-\w+: Fatal Python error")
     assert any(words.match(line.text) for line in hold.logs()), "of the pod that was to call the workers"
 
@@ -116,7 +117,7 @@ def test_workers_are_called_by_a_reaper_that_runs_and_by_nobody_else(
         assert cluster.items("pod", "headway.part=worker", namespace=NAMESPACE) == []
     finally:
         cluster.kubectl("taint", "node", "--all", "team-")
-    eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it runs", 120.0)
+    wait_until(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it runs", 120.0)
 
 
 def test_a_secret_of_the_cluster_reaches_the_script_as_a_variable_and_as_a_file(
@@ -141,8 +142,8 @@ def test_pods_have_no_token_and_the_reapers_opens_one_door_only(
     cluster: Cluster, start: Callable[..., RunHandle]
 ) -> None:
     hold = start()
-    eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it runs", 120.0)
-    eventually(lambda: _reaper(cluster) != "", "the reaper runs", 120.0)
+    wait_until(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it runs", 120.0)
+    wait_until(lambda: _reaper(cluster) != "", "the reaper runs", 120.0)
     token = "/var/run/secrets/kubernetes.io/serviceaccount"
     inside = cluster.kubectl("-n", NAMESPACE, "exec", "r1-0", "--", "ls", token, check=False)
     assert inside == ""
@@ -162,7 +163,7 @@ def test_pods_have_no_token_and_the_reapers_opens_one_door_only(
 
 def test_a_worker_is_nobody_and_its_image_is_read_only(cluster: Cluster, start: Callable[..., RunHandle]) -> None:
     hold = start()
-    eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it runs", 120.0)
+    wait_until(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it runs", 120.0)
     inside = ("-n", NAMESPACE, "exec", "r1-0", "--")
     assert cluster.kubectl(*inside, "id", "-u").strip() == "1000"
     tried = "import sys\ntry: open('/usr/x', 'w')\nexcept OSError as e: print(e.errno)"
@@ -184,7 +185,7 @@ def test_a_run_of_the_same_name_from_another_folder_is_not_touched(
     with pytest.raises(BadInput, match="another --name"):
         lifecycle.launch(other, name="r1", detach=True)
     assert len(cluster.items("statefulset", "headway.run")) <= 1
-    assert hold.target.status(hold.handle).state in (State.PENDING, State.RUNNING)
+    assert hold.target.status(hold.target_handle).state in (State.PENDING, State.RUNNING)
 
 
 def test_the_doctor_finds_a_real_cluster_ready(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +205,7 @@ def test_credentials_that_the_cluster_does_not_know_are_answered_with_what_to_ty
     (tmp_path / "config").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with pytest.raises(ApiError, match="rejected the credentials") as refused:
-        KubernetesTarget().found()
+        KubernetesTarget().list_runs()
     assert refused.value.code == 401
     assert "gcloud auth login" in refused.value.problem.fix
 

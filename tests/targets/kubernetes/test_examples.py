@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main
-from headway.targets.kubernetes import checks, manifests
+from headway.targets.kubernetes import manifests
+from tests.targets.kubernetes import admission
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -32,7 +33,7 @@ def test_an_example_renders_without_credentials(
     ]
     assert {body["kind"] for body in bodies} == kinds
     for body in bodies:
-        assert checks.admission_problems(body) == []
+        assert admission.admission_problems(body) == []
 
 
 def test_the_captioner_asks_for_one_t4_as_its_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

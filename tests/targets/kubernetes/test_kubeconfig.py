@@ -6,25 +6,33 @@ import base64
 import json
 import os
 import sys
+import threading
 import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headway import targets
 from headway.core.errors import BadInput, TargetError
+from headway.planning.build import plan
+from headway.spec import Job
+from headway.spec.model import Image, TargetEntry
 from headway.targets.kubernetes import kubeconfig
 from headway.targets.kubernetes.client import AlreadyExists, Client, Forbidden, NotFound, Unreachable, api_error
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
+from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
 
 
-def written(path: Path, *, context: str = "one", user: Any = None, **cluster: Any) -> Path:
+def written(path: Path, *, context: str = "one", user: Any = None, namespace: str = "", **cluster: Any) -> Path:
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": context,
-        "contexts": [{"name": context, "context": {"cluster": "c", "user": "u"}}],
+        "contexts": [{"name": context, "context": {"cluster": "c", "user": "u", "namespace": namespace}}],
         "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1", **cluster}}],
         "users": [{"name": "u", "user": user or {}}],
     }
@@ -59,7 +67,7 @@ def test_no_kubeconfig_and_no_such_context_say_what_to_type(tmp_path: Path, monk
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     target = KubernetesTarget(Options(project="p", cluster="k", location="us-east1-c"))
     with pytest.raises(BadInput, match="gcloud container clusters get-credentials k --location us-east1-c --project p"):
-        target.found()
+        target.list_runs()
     monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c")))
     with pytest.raises(BadInput, match="context: one of one"):
         kubeconfig.load("two")
@@ -104,6 +112,24 @@ def test_a_plugins_token_is_used_until_it_expires(tmp_path: Path, monkeypatch: p
         assert [client._token(), client._token()] == tokens
 
 
+def test_an_expired_token_is_renewed_and_a_failure_after_that_is_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(request: Request) -> Answer:
+        known = request.headers["authorization"] == "Bearer token-2"
+        return Answer(status=200 if known else 401, body=b"{}")
+
+    user = {"exec": plugin(tmp_path, "2099-01-01T00:00:00Z")}
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with LoopbackServer(answer) as server:
+        monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", user=user, server=server.url)))
+        assert Client()("GET", "/version") == {}
+        (tmp_path / "count").unlink()
+        server.faults += [Fault(kind="none"), Fault(kind="drop", times=100)]  # 401 first, then no answer
+        with pytest.raises(Unreachable, match="kubectl cluster-info"):
+            Client()("POST", "/api/v1/namespaces", body={})
+
+
 def test_a_plugin_that_is_missing_or_fails_says_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="gcloud components install gke-gcloud-auth-plugin"):
         kubeconfig.run_exec_plugin({"command": "/nowhere/gke-gcloud-auth-plugin"}, "https://x")
@@ -143,3 +169,76 @@ def test_what_a_cluster_refuses_is_told_apart() -> None:
     assert "headway doctor" in str(answered(403, reason="Forbidden", message="cannot create pods"))
     assert "gcloud auth login" in str(answered(401))
     assert "proxy" in str(api_error(502, b"<html>a proxy", "GET /x", "here"))
+
+
+IMPERSONATED = {
+    "as": "deployer",
+    "as-uid": "7",
+    "as-groups": ["ml", "readers"],
+    "as-user-extra": {"acme/team": ["x", "y"]},
+}
+
+
+def test_the_rights_are_those_of_the_user_that_the_kubeconfig_impersonates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[list[tuple[str, str]]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sent.append([(name.lower(), value) for name, value in self.headers.items()])
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", user={**IMPERSONATED, "token": "t"}, server=url)))
+        client = Client()
+        client("GET", "/api/v1/pods")
+        assert list(client.lines("/api/v1/log")) == ["{}"]
+        client.close()
+        server.shutdown()
+    for headers in sent:
+        assert [pair for pair in headers if pair[0].startswith("impersonate-")] == [
+            ("impersonate-user", "deployer"), ("impersonate-uid", "7"), ("impersonate-group", "ml"),
+            ("impersonate-group", "readers"), ("impersonate-extra-acme%2fteam", "x"),
+            ("impersonate-extra-acme%2fteam", "y")]  # fmt: skip
+        assert ("authorization", "Bearer t") in headers
+
+
+def test_groups_without_a_user_are_refused_as_kubectl_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", user={"as-groups": ["ml"]})))
+    with pytest.raises(BadInput, match="without `as`"):
+        kubeconfig.load()
+
+
+def test_the_contexts_namespace_is_planned_recorded_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", namespace="research")))
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/train.py").write_text("print()\n")
+    job = Job(name="job", script="train.py", root=str(tmp_path / "p"), outputs="gs://bucket/runs",
+              targets={"gke": TargetEntry(kind="kubernetes", options={"price": 0, "namespace": "mine"})})  # fmt: skip
+    job = replace(job, budget=replace(job.budget, hours=1), image=Image(uri="registry.corp/image:1"))
+    planned = plan(job, on="kubernetes")
+    assert planned.options["namespace"] == "research"
+    assert {body["metadata"]["namespace"] for request in planned.requests if (body := request.body)} == {"research"}
+    assert any("namespace: research (from this machine's configuration" in note for note in planned.notes)
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "d", namespace="other")))
+    assert targets.of_plan(planned).options.namespace == "research"  # type: ignore[attr-defined]
+    assert plan(job, on="gke").options["namespace"] == "mine"
+    assert not [note for note in plan(job, on="gke").notes if note.startswith("namespace:")]
+
+
+def test_without_a_kubeconfig_the_namespace_is_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert kubeconfig.configured_options({}) == {}
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c")))
+    assert kubeconfig.configured_options({}) == {}
+    assert Client().namespace == "default"

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,14 +15,15 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.core.plan import RUN
+from headway.packaging import supervisor_image
 from headway.spec.model import Budget, Image, Mount, Resources, Secret
 from headway.targets.kubernetes import checks, manifests, trainjob
 from headway.targets.kubernetes import options as kubernetes_options
 from headway.targets.kubernetes import pod as kubernetes_pod
 from headway.targets.kubernetes.options import Engine, Options, Trainer
 from headway.targets.kubernetes.target import KubernetesTarget
-from tests.targets.kubernetes import schemas
-from tests.targets.kubernetes.plans import FULL, FULL_OPTIONS, plan_of, rendered
+from tests.targets.kubernetes import admission, schemas
+from tests.targets.kubernetes.plans import FULL, FULL_OPTIONS, job_of, plan_of, rendered
 
 GOLDEN = Path(__file__).parent / "golden"
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -84,6 +86,39 @@ def test_every_release_of_kubeflow_trainer_takes_the_job_rendered_for_it(release
     assert schemas.problems(body, f"trainjobs-v{release}.0") == []
 
 
+@pytest.mark.parametrize("engine", ["statefulset", "pytorchjob"])
+def test_an_init_container_brings_the_supervisor_into_an_image_without_headway(engine: Engine) -> None:
+    options = Options(engine=engine, supervisor="gcr.io/p/supervisor", python="python3.8")
+    plan = plan_of(options, **FULL)
+    plan = replace(plan, code=replace(plan.code, runtime="runtime-1.tar.gz"))
+    bodies = {request.name: json.loads(json.dumps(request.body)) for request in manifests.requests(plan, options)}
+    bodies.pop(manifests.START_FILE)
+    assert [admission.admission_problems(body) for body in bodies.values()] == [[]] * len(bodies)
+    pods = [pod for body in bodies.values() for _, pod in admission.pods(body)]
+    (worker,) = [pod for pod in pods if "initContainers" in pod][:1]
+    (init,), container = worker["initContainers"], worker["containers"][0]
+    name = supervisor_image.image_name("gcr.io/p/supervisor", plan.code)
+    assert init["image"] == name
+    assert init["command"][0] == "/runtime/lib/ld.so"
+    assert container["image"] == "gcr.io/p/i:1"
+    assert container["command"][0] == "/headway/runtime/lib/ld.so"
+    assert container["command"][-3:] == ["headway.runtime.worker", "--run", "gs://bucket/runs/{RUN}"]
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert variables["HEADWAY_PYTHON"] == "python3.8"
+    assert "PYTHONPATH" not in variables
+    shared = [mount["mountPath"] for mount in init["volumeMounts"]]
+    assert {"/headway/runtime", "/headway/wheel", "/headway/code"} <= set(shared)
+    others = [each["image"] for pod in pods for each in pod["containers"] if each["name"] == "reaper"]
+    assert set(others) <= {name}, "no pod of a run needs Headway in the job's image"
+
+
+def test_the_supervisor_is_refused_where_no_init_container_can_be_added() -> None:
+    job = job_of()
+    refused = list(checks.problems(job, Options(engine="trainjob", supervisor="gcr.io/p/supervisor")))
+    assert any("TrainJob cannot have the init container" in problem.what for problem in refused)
+    assert not list(checks.problems(job, Options(supervisor="gcr.io/p/supervisor")))
+
+
 def test_a_job_for_another_release_would_be_refused() -> None:
     body = rendered(Options(engine="trainjob", trainer="2.0"))["trainjob.json"]
     assert schemas.problems(body, "trainjobs-v2.3.0")
@@ -108,7 +143,7 @@ def test_a_release_without_a_deadline_has_none_and_the_plan_says_so() -> None:
 @EVERY
 def test_our_own_rules_take_every_object(options: Options, changes: dict[str, Any]) -> None:
     for body in made(options, **changes):
-        assert checks.admission_problems(body) == []
+        assert admission.admission_problems(body) == []
 
 
 @EVERY
@@ -164,7 +199,7 @@ def test_pods_have_no_power_and_no_token(options: Options, changes: dict[str, An
     lit, *others = made(options, **changes)
     assert lit["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     for body in others:
-        for where, pod in checks.pods(body):
+        for where, pod in admission.pods(body):
             (container,) = pod["containers"]
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -313,27 +348,27 @@ def _another_role(body: dict[str, Any]) -> None:
 def test_what_the_operators_webhook_refuses_is_refused_here(spoil: Any, complaint: str) -> None:
     body = copy.deepcopy(rendered(Options(engine="pytorchjob"), **FULL)["pytorchjob.json"])
     spoil(body)
-    assert any(complaint in problem for problem in checks.admission_problems(body))
+    assert any(complaint in problem for problem in admission.admission_problems(body))
 
 
 def test_names_that_an_engine_cannot_carry_are_refused() -> None:
     stateful = kubernetes_options.fill_placeholders(rendered(Options())["statefulset.json"], {RUN: "n" * 53})
-    assert any("52" in problem for problem in checks.admission_problems(stateful))
+    assert any("52" in problem for problem in admission.admission_problems(stateful))
     job = kubernetes_options.fill_placeholders(
         rendered(Options(engine="trainjob"), **FULL)["trainjob.json"], {RUN: "n" * 49}
     )
-    assert any("characters" in problem for problem in checks.admission_problems(job))
+    assert any("characters" in problem for problem in admission.admission_problems(job))
 
 
 def test_a_variable_that_kubeflow_trainer_sets_is_refused() -> None:
     body = rendered(Options(engine="trainjob"), env={"PET_NNODES": "3"})["trainjob.json"]
-    assert any("PET_NNODES" in problem for problem in checks.admission_problems(body))
+    assert any("PET_NNODES" in problem for problem in admission.admission_problems(body))
 
 
 def test_a_mount_over_another_is_refused() -> None:
     mounts = (Mount(pvc="a", at="/data"), Mount(pvc="b", at="/data"))
     body = rendered(Options(), mounts=mounts)["statefulset.json"]
-    assert any("mounted at /data" in problem for problem in checks.admission_problems(body))
+    assert any("mounted at /data" in problem for problem in admission.admission_problems(body))
 
 
 def test_a_secret_as_a_file_is_mounted_and_never_a_variable() -> None:

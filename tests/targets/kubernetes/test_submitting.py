@@ -6,16 +6,20 @@ import json
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headway.core.errors import BadInput
 from headway.rundir import lease
 from headway.rundir.layout import RunFolder
-from headway.spec import Budget
+from headway.spec import Budget, Mount
 from headway.storage import open_store
-from headway.targets.kubernetes import lifecycle
-from headway.targets.kubernetes.client import Client, NotFound, Object
+from headway.targets.kubernetes import lifecycle, manifests
+from headway.targets.kubernetes.client import ApiError, Client, NotFound, Object
 from headway.targets.kubernetes.options import Options
+from headway.targets.kubernetes.target import KubernetesTarget
+from tests.targets.kubernetes.admission import Admitting
 from tests.targets.kubernetes.plans import plan_of
 
 
@@ -67,3 +71,36 @@ def test_the_deadline_in_the_cluster_is_what_a_lost_pod_has_left_of_the_budget(
     if freed:
         assert lease.release_dead_holder(folder.store, lambda record: True)
     assert first - deadline_s(folder, options) == 3000.0
+
+
+@pytest.mark.parametrize("engine", ["statefulset", "pytorchjob"])
+def test_the_cluster_is_asked_about_every_object_and_nothing_is_created(engine: Any) -> None:
+    api, options = Admitting(), Options(engine=engine)
+    plan = plan_of(options)
+    assert KubernetesTarget(options, api=api).online(plan) == []
+    assert len(api.requests) == len(manifests.requests(plan, options)) - 1, "all but the patch that starts the run"
+    assert {(method, query["dryRun"]) for method, _, query in api.requests} == {("POST", "All")}
+
+
+def test_an_object_that_the_cluster_would_refuse_is_a_problem_before_anything_is_created() -> None:
+    options, mounts = Options(), (Mount(pvc="a", at="/data"), Mount(pvc="b", at="/data"))
+    *_, problem = KubernetesTarget(options, api=Admitting()).online(plan_of(options, mounts=mounts))
+    assert "the cluster refuses statefulset.json" in problem.what
+    assert "two volumes are mounted at /data" in problem.what
+
+
+def test_one_refusal_of_all_objects_is_one_problem_and_a_webhook_without_dry_runs_is_none() -> None:
+    options = Options()
+    missing = NotFound('namespaces "ml" not found', code=404, fix="kubectl create namespace ml")
+    (problem,) = KubernetesTarget(options, api=Admitting(refuses=missing)).online(plan_of(options))
+    assert problem.fix == "kubectl create namespace ml"
+    silent = ApiError("refused", code=400, message='admission webhook "x" does not support dry run')
+    assert KubernetesTarget(options, api=Admitting(refuses=silent)).online(plan_of(options)) == []
+
+
+@pytest.mark.parametrize(("engine", "length"), [("statefulset", 53), ("pytorchjob", 64)])
+def test_a_name_from_which_no_pods_could_be_made_is_refused(tmp_path: Path, engine: Any, length: int) -> None:
+    options, run = Options(engine=engine), "n" * length
+    folder = RunFolder(open_store(str(tmp_path / "runs" / run)))
+    with pytest.raises(BadInput, match=f"at most {length - 1} characters"):
+        lifecycle.submit(Admitting(), options, plan_of(options), run, folder)

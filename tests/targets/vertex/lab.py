@@ -15,11 +15,11 @@ from headway.targets.fake import FakeBehaviour
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.target import VertexTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import eventually
 from tests.servers.vertex_machines import Image as There
 from tests.servers.vertex_machines import Machines
 from tests.targets.vertex.cloud import Cloud, Registry
 from tests.targets.vertex.jobs import IMAGE, PREBUILT, entry
+from tests.waiting import wait_until
 
 REPOSITORY = "us-docker.pkg.dev/my-project/headway/play"
 
@@ -35,7 +35,7 @@ class Lab:
 
     def close(self) -> None:
         for hold in self.holds:
-            hold.target.down(hold.handle)
+            hold.target.down(hold.target_handle)
 
     def plan(self, play: FakeBehaviour, **more: Any) -> Plan:
         options = {"grace": 10.0, **more.pop("options", {})}
@@ -59,17 +59,17 @@ class Lab:
         return hold
 
     def machines(self, hold: RunHandle) -> Machines:
-        return self.server.machines[str(hold.handle.details["job"])]
+        return self.server.machines[str(hold.target_handle.details["job"])]
 
     def texts(self, hold: RunHandle, rank: int | None = 0) -> list[str]:
         return [line.text for line in hold.logs(rank=rank)]
 
     def prints(self, hold: RunHandle, times: int = 1, rank: int = 0) -> RunHandle:
-        eventually(lambda: len(self.texts(hold, rank)) >= times, f"{hold.run} prints {times} times")
+        wait_until(lambda: len(self.texts(hold, rank)) >= times, f"{hold.run} prints {times} times")
         return hold
 
     def ends(self, hold: RunHandle) -> State:
-        eventually(lambda: hold.target.status(hold.handle).state.ended, "its end is seen")
+        wait_until(lambda: hold.target.status(hold.target_handle).state.ended, "its end is seen")
         return hold.outcome().status.state
 
 

@@ -67,4 +67,4 @@ def test_code_that_the_machines_cannot_read_is_named_in_their_last_words(lab: La
     bucket.pop(next(key for key in lab.cloud.stored() if key.endswith(".tar.gz")))
     lab.server.full.clear()
     assert lab.ends(hold) is State.FAILED
-    assert "may the job's service account read that bucket?" in hold.target.status(hold.handle).reason
+    assert "may the job's service account read that bucket?" in hold.target.status(hold.target_handle).reason

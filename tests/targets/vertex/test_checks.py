@@ -43,13 +43,13 @@ def refused(folder: Path, **keys: Any) -> str:
         ({"options": {"region": "useast"}}, "write region: us-central1"),
         ({"options": {"network": "default"}}, "write network: projects/PROJECT-NUMBER/global/networks/default"),
         ({"options": {"tensorboard": "mine", "service_account": "a@b"}}, "tensorboards/123"),
-        ({"options": {"tensorboard": "projects/p/locations/r/tensorboards/1"}}, "none is named"),
+        ({"options": {"tensorboard": "projects/p/locations/r/tensorboards/1"}}, "needs a service_account"),
         ({"options": {"service_account": "gcs-access"}}, "trainer@my-project.iam.gserviceaccount.com"),
         ({"options": {"kms_key": "k"}}, "cryptoKeys/KEY"),
-        ({"options": {"labels": {"Team": "vision"}}}, "lower case letters"),
-        ({"options": {"labels": {"headway_run": "x"}}}, "Headway's own"),
+        ({"options": {"labels": {"Team": "vision"}}}, "characters other than"),
+        ({"options": {"labels": {"headway_run": "x"}}}, "reserved for Headway"),
         ({"options": {"timeout": 60.0}}, "timeout: 1h"),
-        ({"options": {"strategy": "flex-start"}, "resources": Resources(spot=True)}, "not both"),
+        ({"options": {"strategy": "flex-start"}, "resources": Resources(spot=True)}, "cannot be combined"),
         ({"options": {"fallback": [{"machine": "g2-standard-8", "accelerator": {"kind": "T4", "count": 1}}]}}, "L4:1"),
     ],
 )
@@ -146,7 +146,7 @@ def test_notes_say_what_a_reader_should_know(tmp_path: Path) -> None:
     )
     said = "\n".join(made.notes)
     for words in ("n1-standard-8 with T4:1 in us-east1", "in turn: n1-standard-8 with T4:1 in us-central1",
-                  "strategy: flex-start alone", "switch_after", "roles/secretmanager.secretAccessor"):  # fmt: skip
+                  "only with strategy: flex-start", "switch_after", "roles/secretmanager.secretAccessor"):  # fmt: skip
         assert words in said
 
 

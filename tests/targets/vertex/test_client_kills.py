@@ -12,13 +12,13 @@ from headway.rundir.layout import RECEIPT, RunFolder
 from headway.storage import join, open_store
 from headway.targets.fake import FakeBehaviour
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
-from tests.contract.suite import eventually
 from tests.servers.vertex_machines import Image as There
 from tests.targets.vertex.jobs import IMAGE, ready_image
 from tests.targets.vertex.lab import Lab
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-patiently = partial(eventually, within_s=500.0)  # dozens of jobs share this machine
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1500)]
+patiently = partial(wait_until, within_s=500.0)  # dozens of jobs share this machine
 
 
 def test_a_killed_client_leaves_jobs_that_end_by_themselves(lab: Lab, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from headway import cli
 from headway.core.errors import BadJob
 from headway.spec import Image, Notify
-from headway.spec.loading import undump
 from headway.targets.fake import FakeBehaviour
 from tests.contract.suite import WAITS
 from tests.servers.vertex_machines import Image as There
@@ -85,7 +84,7 @@ def test_an_image_that_the_registry_has_not_is_said_before_anything_is_launched(
 def test_a_registry_that_may_not_be_read_keeps_nobody_from_launching(lab: Lab) -> None:
     lab.server.images_forbidden = True
     plan = lab.plan(FakeBehaviour(), image=Image(uri="us-docker.pkg.dev/my-project/headway/nowhere:v1"))
-    assert lab.target(plan).online(undump(plan.job)) == []
+    assert lab.target(plan).online(plan) == []
 
 
 def test_links_lead_to_the_console_and_to_the_logs(lab: Lab, tmp_path: Path) -> None:
@@ -94,7 +93,7 @@ def test_links_lead_to_the_console_and_to_the_logs(lab: Lab, tmp_path: Path) -> 
     lab.server.full.add("us-east1")
     hold = lab.start(WAITS, image=ready_image())
     found = links(hold)
-    number = str(hold.handle.details["job"]).rpartition("/")[2]
+    number = str(hold.target_handle.details["job"]).rpartition("/")[2]
     where = f"https://console.cloud.google.com/vertex-ai/locations/us-east1/training/{number}?project=my-project"
     assert found["console"] == where
     assert f"job_id%3D%22{number}%22" in found["logs"]

@@ -189,6 +189,7 @@ def test_cards_train_in_two_phases_in_an_image_of_their_own_and_survive_a_preemp
 
 @pytest.mark.slow
 @pytest.mark.torch
+@pytest.mark.ssh
 @pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")
 def test_show_attend_and_tell_trains_on_a_machine_rented_for_it_and_gives_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import pytest
 from headway.pricing.quote import machine_shape
 from headway.pricing.table import MACHINE, load
 from headway.spec import Accelerator, Job, Resources
-from headway.spec.fields import ACCELERATORS as NAMES
+from headway.spec.units import ACCELERATORS as NAMES
 from headway.targets.vertex import machines
 from headway.targets.vertex.machines import ACCELERATORS, MACHINES, attachable, machine_name, problems
 from tests.servers import vertex_rules

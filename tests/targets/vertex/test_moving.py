@@ -12,12 +12,12 @@ from headway.launcher.migrate import Migration
 from headway.planning import plan
 from headway.spec import Job
 from tests.contract.counting import COUNT, count_to, counted, write_counting
-from tests.contract.suite import eventually
 from tests.servers.vertex_machines import Image as There
 from tests.targets.vertex.cloud import Cloud
 from tests.targets.vertex.jobs import IMAGE, entry, ready_image
+from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -34,14 +34,14 @@ def test_from_here_to_vertex_and_back(cloud: Cloud, tmp_path: Path, copied: bool
         targets=entry(grace=10.0),
     )
     hold = lifecycle.launch(plan(job), name="wanders", detach=True)
-    eventually(lambda: len(counted(hold)) >= 2, "it counts here")
+    wait_until(lambda: len(counted(hold)) >= 2, "it counts here")
     assert hold.stop().status.state is State.STOPPED
     here = len(counted(hold))
     there = lifecycle.resume(hold.url, move=Migration(on="vertex", copy_to="gs://bucket/runs" if copied else None))
     assert there.url == "gs://bucket/runs/wanders"
-    eventually(lambda: len(counted(there)) >= here + 2, "it counts there")
+    wait_until(lambda: len(counted(there)) >= here + 2, "it counts there")
     assert there.stop().status.state is State.STOPPED
-    assert there.target.found() == []
+    assert there.target.list_runs() == []
     assert len(counted(there)) < 17
     back = lifecycle.resume(there.url, move=Migration(on="local"))
     assert back.wait().status.state is State.FINISHED

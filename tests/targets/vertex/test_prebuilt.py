@@ -60,7 +60,7 @@ def notes_on(day: date, tmp_path: Path, image: Image | None = None) -> str:
 
 
 def test_the_plan_says_until_when_an_image_can_be_had_and_warns_once_that_is_over(tmp_path: Path) -> None:
-    assert "can be had until 2026-07-24" in notes_on(date(2026, 7, 24), tmp_path)
+    assert "is available until 2026-07-24" in notes_on(date(2026, 7, 24), tmp_path)
     assert "is past its end (2026-07-24)" in notes_on(date(2026, 7, 25), tmp_path)
 
 

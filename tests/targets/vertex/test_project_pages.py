@@ -44,6 +44,7 @@ def test_every_command_is_one_that_can_be_typed(page: Path) -> None:
         assert file in (None, DEFAULT) or (ROOT / file).is_file(), words
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_is_run_here_first_plans_as_it_is_typed(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from headway import cli
 from headway.packaging.build import read_push_record
 from headway.planning import plan
-from headway.spec import Accelerator, Budget, Image, Mount, Resources, Secret
+from headway.spec import Accelerator, Budget, Image, Job, Mount, Resources, Secret
 from headway.storage.secrets import parse
 from headway.targets.vertex.render import folder_label
 from tests.servers import vertex_messages, vertex_rules
@@ -194,6 +196,32 @@ def test_the_spec_for_gcloud_is_the_same_as_what_is_sent(tmp_path: Path) -> None
     assert "gcloud ai custom-jobs create --project=my-project --region=us-east1" in text
 
 
+JOB = """name: leaves
+script: train.py
+outputs: gs://bucket/runs
+targets: {vertex: {kind: vertex, project: my-project, mode: package, labels: {team: vision}}}
+"""
+
+
+def test_the_rendered_spec_names_the_next_run_and_can_be_given_to_gcloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("")
+    (tmp_path / "project" / "headway.yaml").write_text(JOB)
+    monkeypatch.chdir(tmp_path / "project")
+    assert cli.main(["plan", "--on", "vertex", "--render", "../out"]) == 0
+    text = (tmp_path / "out" / "job-spec.yaml").read_text()
+    assert not re.search(r"\{[A-Z_]+\}", text)
+    made = plan(Job.load("headway.yaml"), on="vertex")
+    name = f"leaves-{made.hash[:6]}-1"
+    assert f"--display-name={name} --labels=team=vision,headway_run={name}" in text
+    spec = yaml.safe_load(text)
+    assert spec["baseOutputDirectory"] == {"outputUriPrefix": f"gs://bucket/runs/{name}/vertex"}
+    assert set(spec) <= {"workerPoolSpecs", "scheduling", "baseOutputDirectory", "serviceAccount", "network"}
+    vertex_messages.parsed({"displayName": name, "jobSpec": spec})  # Google's own types refuse unknown keys
+
+
 def test_the_same_job_gives_the_same_plan(tmp_path: Path) -> None:
     assert planned(tmp_path / "project").to_json() == planned(tmp_path / "project").to_json()
 
@@ -217,3 +245,16 @@ def test_a_budget_in_dollars_holds_in_the_dearest_place_that_a_run_may_go_to(tmp
     assert dear.limits.budget_s < cheap.limits.budget_s
     assert any("computed with the most expensive placement" in note and "n1-standard-8 with T4:1 in us-east1" in note
                for note in safe.notes)  # fmt: skip
+    assert not any("no price is known" in note for note in safe.notes)
+
+
+def test_a_place_without_a_known_price_is_named_beside_a_budget_in_dollars(tmp_path: Path) -> None:
+    fallback = [{"region": "us-central1"}, {"machine": "z9-standard-8"}]
+    unsure = planned(
+        tmp_path / "project",
+        budget=Budget(usd=5.0),
+        resources=Resources(machine="n1-standard-8"),
+        options={"fallback": fallback},
+    )
+    (note,) = (note for note in unsure.notes if "no price is known" in note)
+    assert note.startswith("no price is known for z9-standard-8")

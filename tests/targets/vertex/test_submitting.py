@@ -13,8 +13,9 @@ from headway.core.errors import TargetError
 from headway.core.types import Handle, State
 from headway.launcher import lifecycle
 from headway.spec import Accelerator, Image, Resources
+from headway.storage.google import GoogleError, OutOfCapacity, Unreachable
 from headway.targets.fake import FakeBehaviour
-from headway.targets.vertex.client import ApiError, Client, OutOfCapacity, Unreachable
+from headway.targets.vertex.client import Client
 from headway.targets.vertex.lifecycle import live_jobs
 from tests.contract.suite import WAITS
 from tests.servers.loopback import Fault
@@ -27,7 +28,7 @@ FALLBACK = [{"region": "us-central1"}, {"machine": "g2-standard-8", "region": "e
 T4 = Resources(accelerator=Accelerator(kind="T4"), machine="n1-standard-8", processes=1)
 
 
-def refusal(lab: Lab, kind: type[TargetError] = ApiError, **more: Any) -> str:
+def refusal(lab: Lab, kind: type[TargetError] = GoogleError, **more: Any) -> str:
     with pytest.raises(kind) as error:
         lab.start(FakeBehaviour(), **more)
     assert lab.server.live() == []
@@ -36,7 +37,7 @@ def refusal(lab: Lab, kind: type[TargetError] = ApiError, **more: Any) -> str:
 
 
 def place(lab: Lab, hold: lifecycle.RunHandle) -> tuple[str, str]:
-    name = str(hold.handle.details["job"])
+    name = str(hold.target_handle.details["job"])
     machine = lab.server.jobs[name]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
     return name.split("/")[3], machine
 
@@ -59,7 +60,7 @@ def test_the_first_place_with_room_is_taken(lab: Lab, exhausted: tuple[str, ...]
     lab.server.full.update(("us-east1", "us-central1", "europe-west4"))
     hold = lab.start(WAITS, resources=T4, options={"fallback": FALLBACK})
     assert place(lab, hold) == expected
-    assert [found.url for found in hold.target.found()] == [hold.url], "found in whichever region it is"
+    assert [found.url for found in hold.target.list_runs()] == [hold.url], "found in whichever region it is"
     bare = Handle(target="vertex", run=hold.run, url=hold.url)
     assert hold.target.status(bare).state is State.PENDING, "also by somebody who knows its folder alone"
 
@@ -98,10 +99,10 @@ def test_an_image_that_is_not_there_is_answered_with_the_command_that_pushes_it(
 def test_a_missing_role_is_answered_with_the_command_that_grants_it(lab: Lab) -> None:
     plan = lab.plan(FakeBehaviour(), image=ready_image())
     lab.server.forbidden = "aiplatform.customJobs.create"
-    with pytest.raises(ApiError, match=r"roles/aiplatform\.user"):
+    with pytest.raises(GoogleError, match=r"roles/aiplatform\.user"):
         lab.target(plan).submit(plan, "r")
     lab.server.forbidden = "iam.serviceAccounts.actAs"
-    with pytest.raises(ApiError, match=r"roles/iam\.serviceAccountUser"):
+    with pytest.raises(GoogleError, match=r"roles/iam\.serviceAccountUser"):
         lab.target(plan).submit(plan, "r")
     lab.server.forbidden = ""
 
@@ -109,7 +110,7 @@ def test_a_missing_role_is_answered_with_the_command_that_grants_it(lab: Lab) ->
 def test_credentials_that_google_does_not_know_are_answered_with_the_login(lab: Lab) -> None:
     plan = lab.plan(FakeBehaviour(), image=ready_image())
     lab.server.tokens = set()
-    with pytest.raises(ApiError, match="gcloud auth application-default login"):
+    with pytest.raises(GoogleError, match="gcloud auth application-default login"):
         lab.target(plan).submit(plan, "r")
     lab.server.tokens = lab.cloud.gcs.tokens
 
@@ -145,11 +146,11 @@ def test_a_silent_vertex_leaves_what_the_folder_says(lab: Lab) -> None:
     lab.server.faults.append(silent)
     client: Client = target._client()  # type: ignore[attr-defined]
     client.retry = type(client.retry)(tries=1)
-    status = target.status(hold.handle)
+    status = target.status(hold.target_handle)
     assert status.state is State.RUNNING
     assert "Google answers 503" in status.reason
     with pytest.raises(Unreachable):
-        target.down(hold.handle)
+        target.down(hold.target_handle)
     silent.times = 0
     assert hold.stop().status.state is State.STOPPED
 
@@ -161,7 +162,7 @@ def test_long_lists_are_read_to_their_end(lab: Lab) -> None:
     target = lab.target(plan)
     for number in range(5):
         target.submit(plan, f"r{number}")
-    assert [handle.run for handle in target.found()] == [f"r{number}" for number in range(5)]
+    assert [handle.run for handle in target.list_runs()] == [f"r{number}" for number in range(5)]
     assert len(live_jobs(Client("my-project"), ["us-east1", "us-central1"])) == 5
 
 
@@ -178,11 +179,11 @@ def test_a_launcher_killed_at_any_moment_leaves_nothing_or_a_job_that_can_be_tak
     assert client.returncode == -9, client.stderr
     url, target = "gs://bucket/runs/orphan", lab.target(plan)
     there = moment != "before"
-    assert [found.url for found in target.found()] == ([url] if there else [])
+    assert [found.url for found in target.list_runs()] == ([url] if there else [])
     status = target.status(Handle(target="vertex", run="orphan", url=url))
     assert status.state is (State.PENDING if there else State.LOST)
     assert lifecycle.open_run(url, target=target).down().left == ()
-    assert target.found() == []
+    assert target.list_runs() == []
 
 
 KILLED_CLIENT = """

@@ -66,7 +66,7 @@ class TestVertex(TargetContract):
     @contextmanager
     def lost_host(self, hold: RunHandle) -> Iterator[None]:
         """What crashes Vertex AI starts again a few times: here it has done so already, and the job fails."""
-        machines = self.server.machines[str(hold.handle.details["job"])]
+        machines = self.server.machines[str(hold.target_handle.details["job"])]
         machines.exhaust()
         (replica,) = machines.replicas
         replica.signal(signal.SIGSTOP)
@@ -74,7 +74,7 @@ class TestVertex(TargetContract):
         machines.crash(replica.task)
 
     def own_limit_s(self, hold: RunHandle) -> float | None:
-        timeout = self.server.jobs[str(hold.handle.details["job"])]["jobSpec"]["scheduling"]["timeout"]
+        timeout = self.server.jobs[str(hold.target_handle.details["job"])]["jobSpec"]["scheduling"]["timeout"]
         return float(timeout.removesuffix("s"))
 
     @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ class TestVertex(TargetContract):
 
     def preempt(self, hold: RunHandle) -> None:
         """Vertex AI starts what it has taken away by itself: to see the run stopped, the job is cancelled."""
-        self.server.machines[str(hold.handle.details["job"])].cancel()
+        self.server.machines[str(hold.target_handle.details["job"])].cancel()
 
     # What is not the same here: folders are in a bucket, secrets in Google's store.
 

@@ -24,6 +24,7 @@ import pytest
 
 from tests.testbed.kubernetes import names, paperwork
 from tests.testbed.kubernetes.images import TRAINER, lay_ready, site_packages
+from tests.waiting import wait_until
 
 CACHE = Path(os.environ.get("TESTBED") or "~/.cache/headway-testbed").expanduser() / "kubernetes"
 RUN, BIN = CACHE / "run", CACHE / "bin"
@@ -60,7 +61,7 @@ class Cluster:
         return found
 
 
-def why_not() -> str:
+def unavailable_reason() -> str:
     """Why none can run here; empty where one can."""
     if os.environ.get("KUBECONFIG"):
         lacking = [name for name in ("HEADWAY_TEST_IMAGE", "HEADWAY_TEST_HOST") if not os.environ.get(name)]
@@ -76,7 +77,7 @@ def why_not() -> str:
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     """One for the session, whoever imports this."""
-    reason = why_not()
+    reason = unavailable_reason()
     if reason:
         pytest.skip(f"kubernetes: {reason}")
     if not _running:
@@ -219,14 +220,9 @@ def sweep() -> None:
         if str(CACHE).encode() in _command(pid) or str(RUN).encode() in _command(pid):
             os.kill(pid, signal.SIGKILL)
         file.unlink()
-    for entry in Path("/proc").iterdir():
-        if (
-            entry.name.isdigit()
-            and b"containerd-shim" in _command(int(entry.name))
-            and _socket().encode() in _command(int(entry.name))
-        ):
-            os.kill(int(entry.name), signal.SIGKILL)
-    time.sleep(0.5)
+    for pid in _shims():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not _shims(), "containerd's shims are gone")
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for mount in sorted((each for each in mounts if each.startswith(f"{RUN}/")), reverse=True):
         subprocess.run(["umount", "-l", mount], capture_output=True)
@@ -268,21 +264,25 @@ def _kubectl(*words: str) -> str:
     return subprocess.run(["kubectl", *words], env=env, capture_output=True, text=True).stdout.strip()
 
 
+def _shims() -> list[int]:
+    """Return the processes that hold this testbed's containers."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    words = {pid: _command(pid) for pid in pids}
+    return [pid for pid in pids if b"containerd-shim" in words[pid] and _socket().encode() in words[pid]]
+
+
 def _await(done: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + START_S
-    while not done():
-        if time.monotonic() > limit:
-            logs = [
-                f"{log.name}: {log.read_text(errors='replace').splitlines()[-1:]}" for log in (RUN / "log").iterdir()
-            ]
-            raise RuntimeError(f"in vain: {what}\n" + "\n".join(logs))
-        time.sleep(0.2)
+    def explain() -> str:
+        logs = [f"{log.name}: {log.read_text(errors='replace').splitlines()[-1:]}" for log in (RUN / "log").iterdir()]
+        return "\n".join([what, *logs])
+
+    wait_until(done, explain, START_S)
 
 
 if __name__ == "__main__":  # python -m tests.testbed.kubernetes.cluster: why not, or a cluster until Enter is pressed
     if sys.argv[1:] == ["lacking"]:
-        print(why_not())
-        sys.exit(1 if why_not() else 0)
+        print(unavailable_reason())
+        sys.exit(1 if unavailable_reason() else 0)
     with started() as bed:
         print(f"export KUBECONFIG={bed.kubeconfig}", flush=True)
         sys.stdin.read()

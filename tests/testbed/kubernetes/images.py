@@ -22,7 +22,7 @@ TRAINER, PAUSE = "docker.io/local/headway-test:1", "docker.io/local/pause:1"
 SITE = "/site"
 PACKAGES = "python3,ca-certificates"
 DIST = "usr/local/lib/python3.11/dist-packages"
-BASE = ("argcomplete", "obstore", "pathspec", "yaml", "rich", "typing_extensions.py")  # what Headway imports anywhere
+BASE = ("argcomplete", "obstore", "pathspec", "yaml", "rich", "typing_extensions.py")  # what every rank imports
 TRAINS_INSIDE = [
     pytest.mark.slow,
     pytest.mark.torch,

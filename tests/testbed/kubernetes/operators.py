@@ -16,9 +16,9 @@ from typing import Any
 from headway.core.errors import HeadwayError
 from headway.targets.kubernetes import client, pytorchjob, trainjob
 from headway.targets.kubernetes.client import AlreadyExists, Client, NotFound, Object
-from tests.contract.suite import eventually
 from tests.targets.kubernetes import schemas
 from tests.testbed.kubernetes.cluster import Cluster
+from tests.waiting import wait_until
 
 EVERY_S = 0.5
 NAMESPACE = "default"
@@ -55,7 +55,7 @@ def install(cluster: Cluster, crd: str) -> None:
         file.flush()
         cluster.kubectl("create", "--validate=false", "-f", file.name)
     name = definition["metadata"]["name"]
-    eventually(lambda: _served(cluster, name), f"{name} is served")
+    wait_until(lambda: _served(cluster, name), f"{name} is served")
 
 
 def _served(cluster: Cluster, name: str) -> bool:

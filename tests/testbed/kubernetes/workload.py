@@ -22,7 +22,7 @@ for epoch in run.epochs(3):
     for x, y in run.steps(feed):
         time.sleep(run.config["pause_s"])
         loss = ((model(x).squeeze(-1) - y) ** 2).sum()
-        run.step(loss, optimizer, weight=len(x))
+        run.step(optimizer, loss_sum=loss, weight=len(x))
         run.log(loss=loss / len(x))
         print(f"step {run.global_step} on {os.uname().nodename}")
 run.finish()

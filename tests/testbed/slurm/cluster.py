@@ -11,10 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 PACKAGES = ("munge", "slurm-client", "slurmctld", "slurmd")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scontrol", "scancel", "sacct")
@@ -133,10 +134,7 @@ class Cluster:
         return done.stdout.strip()
 
     def wait_for(self, holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-        limit = time.monotonic() + within_s
-        while not self._answers(holds):
-            assert time.monotonic() < limit, f"in vain: {what}"
-            time.sleep(0.1)
+        wait_until(lambda: self._answers(holds), what, within_s)
 
     def _answers(self, holds: Callable[[], bool]) -> bool:
         try:
@@ -150,9 +148,7 @@ class Cluster:
             os.kill(pid, number)
         except (OSError, ValueError):  # never started, or gone already
             return
-        limit = time.monotonic() + 20
-        while _lives(pid) and time.monotonic() < limit:
-            time.sleep(0.05)
+        wait_until(lambda: not _lives(pid), f"{pid_file.name} ends")
 
 
 def _with(variables: set[str]) -> set[int]:

@@ -5,147 +5,32 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-import shlex
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from headway.core.errors import BadInput, TargetError
+from headway.core.types import ExecCommand
 from headway.dashboard.notebook import remote_jupyter
-from headway.rundir import submission
 from headway.storage import local_path
 
 if TYPE_CHECKING:
     from headway.launcher.lifecycle import RunHandle
 
 
-# Per kind of target, the command that runs Python on the run's machine with its standard streams connected
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExecTarget:
-    """Command that runs Python where Jupyter is to run; `words` lacks only the arguments of that Python."""
-
-    where: str  # for messages
-    words: tuple[str, ...]
-    url: str  # the run folder's path or URL there
-    python: str | None = None  # the interpreter that trains, if no live run tells it
-    quoted: bool = False  # arguments after `words` go through a shell
-    here: bool = False  # it runs on this machine, so that no tunnel is needed
-    install: Callable[[str], str] = "{} -m pip install jupyterlab".format  # the fix, given the interpreter
-
-    def call(self, *more: str) -> list[str]:
-        if not self.quoted:
-            return [*self.words, *more]
-        return [*self.words[:-1], f"{self.words[-1]} {shlex.join(more)}"]
-
-
-def exec_target(launched: RunHandle) -> ExecTarget:
-    """Return the exec command for the run's machine. Raises BadInput for a target that supports none."""
-    known = submission.read(launched.folder)
-    found = _EXEC_TARGETS.get(str(known["kind"]))
+def exec_command(launched: RunHandle) -> ExecCommand:
+    """Return the command that runs Python on the run's machine. Raises BadInput for a target that supports none."""
+    found = launched.target.exec_command(launched.target_handle)
     if found is None:
-        what = f"notebooks need a local, docker, ssh or kubernetes target; {launched.run} is on {known['kind']}"
+        what = f"{launched.run} is on {launched.target_handle.target}, a target that has no notebooks"
         raise BadInput(what, fix=f"headway pull {launched.run}, then `headway.open_run` in a notebook of your own")
-    return found(launched)
+    return found
 
 
-def _local(launched: RunHandle) -> ExecTarget:
-    target: Any = launched.target
-    python = target.options.python or sys.executable
-    return ExecTarget(where="this machine", words=(python,), url=launched.url, python=python, here=True)
-
-
-def _ssh(launched: RunHandle) -> ExecTarget:
-    from headway.targets.ssh import connection
-    from headway.targets.ssh.lifecycle import machines_of
-    from headway.targets.ssh.options import layout
-    from headway.targets.ssh.rental import Records
-
-    target: Any = launched.target
-    options, handle = target.options, launched.handle
-    machines = machines_of(options, handle, Records())
-    if not machines:
-        raise _no_process(launched, "machine")
-    there = layout(options, handle.url.rpartition("/")[0], handle.run, dir=str(handle.details.get("dir", options.dir)))
-    python = options.python or "python3"
-    engine = f"{options.engine} exec --interactive headway-{handle.run}-0 " if options.engine else ""
-    call = f"exec {engine}{shlex.quote(python)}"
-    return ExecTarget(
-        where=str(machines[0]),
-        words=tuple(connection.ssh_command(machines[0], options, call)),
-        url=there.folder,
-        python=python,
-        quoted=True,
-        install=lambda found: f"ssh {machines[0]} {engine}{found} -m pip install jupyterlab",
-    )
-
-
-def _docker(launched: RunHandle) -> ExecTarget:
-    from headway.targets.docker import resources
-
-    target: Any = launched.target
-    options = target.options
-    live = [thing for thing in resources.containers(target.engine, options.command, launched.url) if thing.live]
-    if not live:
-        raise _no_process(launched, "container")
-    inside = (options.command, "exec", "--interactive", live[0].name, options.python)
-    return ExecTarget(
-        where=f"container {live[0].name}",
-        words=inside,
-        url=launched.url,
-        python=options.python,
-        install=_not_supported,
-    )
-
-
-def _kubernetes(launched: RunHandle) -> ExecTarget:
-    from shutil import which
-
-    from headway.targets.kubernetes import status
-
-    target: Any = launched.target
-    options = target.options
-    if which("kubectl") is None:
-        raise BadInput("kubectl is not installed on this machine", fix="https://kubernetes.io/docs/tasks/tools")
-    live = [pod for pod in status.workers(target._api(), options, launched.run, launched.url) if pod.running]
-    if not live:
-        raise _no_process(launched, "pod")
-    context = ("--context", options.context) if options.context else ()
-    inside = ("exec", "--stdin", "--quiet", live[0].name, "--", options.python)
-    return ExecTarget(
-        where=f"pod {live[0].name}",
-        words=("kubectl", *context, "--namespace", options.namespace, *inside),
-        url=launched.url,
-        python=options.python,
-        install=_not_supported,
-    )
-
-
-def _not_supported(_: str) -> str:
-    return "add jupyterlab to the job's requirements, or to its image, and run it again"
-
-
-def _no_process(launched: RunHandle, what: str) -> TargetError:
-    fix = f"headway pull {launched.run}, then `headway.open_run` in a notebook of your own"
-    return TargetError(f"no {what} of {launched.run} is running", fix=fix)
-
-
-_EXEC_TARGETS: dict[str, Callable[[RunHandle], ExecTarget]] = {
-    "docker": _docker,
-    "kubernetes": _kubernetes,
-    "local": _local,
-    "ssh": _ssh,
-}
-
-
-def run_dir_on_target(found: ExecTarget) -> str:
+def run_dir_on_target(found: ExecCommand) -> str:
     """Return the run folder to open; empty for a bucket, where Jupyter opens the code's folder instead."""
     path = local_path(found.url)
     return "" if path is None else str(path)
@@ -163,7 +48,7 @@ class Session:
     If this process dies, Jupyter ends soon after, because it listens for heartbeats.
     """
 
-    def __init__(self, place: ExecTarget, *, port: int = 0) -> None:
+    def __init__(self, place: ExecCommand, *, port: int = 0) -> None:
         self.place = place
         self._port = port if place.here else 0
         self.ended = threading.Event()  # Jupyter has ended, or the connection to it
@@ -239,8 +124,9 @@ class Session:
         assert self._process is not None
         self._process.wait(_CLOSE_TIMEOUT_S)
         self._complaints.seek(0)
-        said = self._complaints.read().decode("utf-8", "replace").strip().splitlines()
-        return TargetError(f"{self.place.where} cannot be reached: {said[-1] if said else 'it gave no reason'}")
+        error_lines = self._complaints.read().decode("utf-8", "replace").strip().splitlines()
+        reason = error_lines[-1] if error_lines else "it gave no reason"
+        return TargetError(f"{self.place.where} cannot be reached: {reason}")
 
     def _follow(self) -> None:
         try:

@@ -120,7 +120,7 @@ def supervisor(url: str) -> int | None:
     return None
 
 
-def brought(url: str) -> dict[str, str]:
+def injected_variables(url: str) -> dict[str, str]:
     """Return the variables that the target injected, such as bucket credentials.
 
     The run's ranks have them, and HEADWAY_BROUGHT lists their names.
@@ -151,7 +151,7 @@ def surroundings(url: str, python: str | None) -> tuple[str, dict[str, str]]:
     if found is None:
         return shutil.which(python or "") or python or sys.executable, {}
     given = variables(str(found))
-    known = {**{name: given[name] for name in TAKEN_OVER if name in given}, **brought(url)}
+    known = {**{name: given[name] for name in TAKEN_OVER if name in given}, **injected_variables(url)}
     word = _read(str(found), "cmdline").split(b"\0")[0].decode()
     return shutil.which(word, path=known.get("PATH")) or word, known
 
@@ -168,9 +168,9 @@ def front(python: str, known: dict[str, str]) -> tuple[str, str, str] | None:
 def command(python: str, module: str, folder: str, port: int) -> list[str]:
     """Return Jupyter's command line. The token is not in it, as all users of a machine can see command lines."""
     # A private server on the loopback address, in this folder; in a container the user is often root.
-    told = {"ip": "127.0.0.1", "port": port, "port_retries": 0, "open_browser": False, "root_dir": folder,
+    settings = {"ip": "127.0.0.1", "port": port, "port_retries": 0, "open_browser": False, "root_dir": folder,
             "allow_root": os.geteuid() == 0}  # fmt: skip
-    return [python, "-m", module] + [f"--ServerApp.{name}={value}" for name, value in told.items()]
+    return [python, "-m", module] + [f"--ServerApp.{name}={value}" for name, value in settings.items()]
 
 
 def environment(asked: dict[str, Any], known: dict[str, str], private: str) -> dict[str, str]:
@@ -212,8 +212,8 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve(asked: dict[str, Any], source: BinaryIO, sink: BinaryIO, private: str) -> None:
-    def answer(**told: Any) -> None:
-        sink.write(json.dumps(told).encode() + b"\n")
+    def answer(**message: Any) -> None:
+        sink.write(json.dumps(message).encode() + b"\n")
         sink.flush()
 
     python, known = surroundings(asked["url"], asked.get("python"))

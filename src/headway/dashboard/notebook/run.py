@@ -5,43 +5,22 @@ The card holds its curves, has no script, loads nothing and follows the page's c
 
 from __future__ import annotations
 
-import html
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from headway.artifacts.svg_chart import Line, chart
 from headway.core.format import duration, usd
+from headway.core.html import render
 from headway.core.types import Status
 from headway.dashboard.terminal import ordered
 from headway.rundir.history import Curves
 from headway.rundir.layout import PROGRESS, RECEIPT, REPORT, RunFolder
-from headway.rundir.lease import spent_s, spent_usd
+from headway.rundir.spending import Spending, of_budget
 from headway.rundir.status import LAST, find, folder_status
 
 _MAX_CURVES: Final = 6
 _NOISY: Final = ("loss", "grad_norm")
-_STYLE: Final = """
-.headway-card{font:14px/1.45 system-ui,sans-serif;color:inherit;max-width:60rem;padding:.8rem 1rem;border-radius:.6rem;
-border:1px solid color-mix(in srgb,currentColor 22%,transparent)}
-.headway-card h3{margin:0 0 .2rem;font-size:1.1rem}
-.headway-card .soft{opacity:.75;overflow-wrap:anywhere}
-.headway-card .state{font-weight:600;padding:.05rem .5rem;border-radius:1rem;margin-left:.4rem;font-size:.85rem;
-border:1px solid currentColor}
-.headway-card .finished{color:#2e8b57}.headway-card .running,.headway-card .pending{color:#3a7bd5}
-.headway-card .failed,.headway-card .lost{color:#d1453b}.headway-card .stopped,.headway-card .budget{color:#b0730b}
-.headway-card dl{display:flex;flex-wrap:wrap;gap:.2rem 1.6rem;margin:.5rem 0}
-.headway-card dl>div{display:flex;flex-direction:column-reverse}
-.headway-card dt{opacity:.75;font-size:.8rem;font-weight:400}
-.headway-card dd{margin:0;font-weight:600;font-variant-numeric:tabular-nums}
-.headway-card progress{width:100%;height:.6rem}
-.headway-card .curves{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(17rem,100%),1fr));gap:.6rem}
-.headway-card figure{margin:0}.headway-card figcaption{font-size:.85rem;opacity:.8}
-.headway-card svg{width:100%;height:auto;font:13px system-ui,sans-serif}
-.headway-card svg .grid{stroke:currentColor;opacity:.15}.headway-card svg .tick{fill:currentColor;opacity:.7}
-.headway-card svg polyline{fill:none;stroke:#3a7bd5;stroke-width:2}.headway-card svg .faint{opacity:.3;stroke-width:1}
-.headway-card svg circle{fill:#3a7bd5}.headway-card svg .label{fill:currentColor;font-weight:600}
-"""
 
 
 def card(run: RecordedRun) -> str:
@@ -61,44 +40,32 @@ def card(run: RecordedRun) -> str:
     """
     status, progress = run.status, run.progress
     state = status.state.value
-    reason = f'<div class="soft">{_text(status.reason)}</div>' if status.reason else ""
-    return (
-        f'<div class="headway-card"><style>{_STYLE}</style>'
-        f'<h3>{_text(run.name)}<span class="state {state}">{state}</span></h3>'
-        f'<div class="soft">{_text(run.job.get("name", ""))} on {_text(run.target)}, {_text(run.url)}</div>{reason}'
-        f"{_bar(progress)}<dl>{''.join(_facts(run, state, progress))}</dl>{_curves(run)}</div>"
+    return render(
+        "headway.dashboard.notebook",
+        "card.html",
+        run=run,
+        state=state,
+        reason=status.reason,
+        step=progress.get("step", 0),
+        steps=progress.get("steps"),
+        facts=_facts(run, state, progress),
+        figures=_figures(run),
     )
 
 
-def _bar(progress: Mapping[str, Any]) -> str:
-    if not progress.get("steps"):
-        return ""
-    step, steps = progress.get("step", 0), progress["steps"]
-    return f'<progress max="{steps}" value="{step}" aria-label="step {step} of {steps}"></progress>'
-
-
-def _facts(run: RecordedRun, state: str, progress: Mapping[str, Any]) -> Iterator[str]:
+def _facts(run: RecordedRun, state: str, progress: Mapping[str, Any]) -> dict[str, str]:
     spent = run.spent
-    found = {
+    return {
         "step": f"{progress['step']:,} of {progress.get('steps', 0):,}" if progress.get("step") is not None else "",
         "epoch": f"{min(progress['epoch'] + 1, progress['epochs'])} of {progress['epochs']}"
         if progress.get("epochs")
         else "",
         "steps per second": f"{progress['rate']:.3g}" if progress.get("rate") else "",
         "left": duration(progress["eta_s"]) if progress.get("eta_s") is not None and state == "running" else "",
-        "time": _spent_of_budget(spent["seconds"], spent["budget_s"], duration),
-        "money": _spent_of_budget(spent["usd"], spent["budget_usd"], usd),
+        "time": of_budget(spent["seconds"], spent["budget_s"], duration),
+        "money": of_budget(spent["usd"], spent["budget_usd"], usd),
         **{name: f"{value:.4g}" for name, value in _scores(run).items()},
     }
-    for name, value in found.items():
-        if value:
-            yield f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>"
-
-
-def _spent_of_budget(spent: float | None, budget: float | None, shown: Any) -> str:
-    if spent is None:
-        return ""
-    return f"{shown(spent)} of {shown(budget)}" if budget else str(shown(spent))
 
 
 def _scores(run: RecordedRun) -> dict[str, float]:
@@ -107,19 +74,14 @@ def _scores(run: RecordedRun) -> dict[str, float]:
     return {name: float(value) for name, value in list(found.items())[:4] if isinstance(value, int | float)}
 
 
-def _curves(run: RecordedRun) -> str:
+def _figures(run: RecordedRun) -> list[tuple[str, str]]:
     curves = run.curves()
-    figures = [_figure(name, curves[name]) for name in ordered(list(curves))[:_MAX_CURVES]]
-    return f'<div class="curves">{"".join(figures)}</div>' if figures else ""
+    drawn = [(name, _curve(name, curves[name])) for name in ordered(list(curves))[:_MAX_CURVES]]
+    return [(name, svg) for name, svg in drawn if svg]
 
 
-def _figure(name: str, points: Sequence[tuple[float, float]]) -> str:
-    drawn = chart(name, [Line("", points, noisy=name in _NOISY)])
-    return f"<figure><figcaption>{_text(name)}</figcaption>{drawn}</figure>" if drawn else ""
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
+def _curve(name: str, points: Sequence[tuple[float, float]]) -> str:
+    return chart(name, [Line("", points, noisy=name in _NOISY)])
 
 
 # The run object. Needs neither torch nor numpy, and changes nothing.
@@ -212,13 +174,8 @@ class RecordedRun:
     @property
     def spent(self) -> dict[str, float | None]:
         """Seconds and dollars over all attempts, and the budgets for both; None where there is none."""
-        seconds = spent_s(self._folder)
-        return {
-            "seconds": seconds,
-            "budget_s": self._plan.limits.budget_s,
-            "usd": spent_usd(self._plan, seconds),
-            "budget_usd": self._plan.price.get("ceiling_usd"),
-        }
+        spent = Spending.of(self._folder, plan=self._plan)
+        return {**spent.as_json(), "seconds": spent.seconds}
 
     @property
     def report(self) -> dict[str, Any] | None:

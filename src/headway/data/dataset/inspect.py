@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import NotThere
+from headway.core.format import size
+from headway.core.html import render
 from headway.data.dataset.manifest import Manifest, OtherFile, ShardFile, read_manifest
 from headway.data.dataset.shards import Shard
 from headway.data.prepare.pipeline import DROPPED, DUPLICATES, TOKENIZER, WORDS
@@ -227,114 +228,67 @@ def _read(store: Store, key: str) -> bytes | None:
         return None
 
 
-# HTML report: one self-contained file without scripts or external resources. All text from the data is escaped.
+# HTML report
 
 
 _BARS = 40  # maximum bars per chart
 
-_STYLE = """
-:root { color-scheme: light dark; --bar: #4a7dbd; --edge: #8884; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--edge); }
-table { border-collapse: collapse; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-.sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: .6rem; }
-figure { margin: 0; font-size: .75rem; overflow-wrap: anywhere; } figure img { max-width: 100%; display: block; }
-.bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: .15rem .7rem; max-width: 46rem; }
-.bars div.b { background: var(--bar); height: .9rem; align-self: center; border-radius: 2px; min-width: 1px; }
-small { opacity: .7; }
-"""
-
 
 def page(inspection: Inspection) -> str:
     manifest = inspection.manifest
-    parts = [
-        f"<h1>{escape(manifest.name)}</h1>",
-        f"<p>{escape(manifest.task)} · {escape(inspection.url)}<br>"
-        f"<small>fingerprint {manifest.fingerprint}</small></p>",
-        _splits(inspection),
-        _excluded_section(inspection),
-        _vocabulary(inspection),
-    ]
-    parts += [_split(name, facts) for name, facts in inspection.splits.items()]
-    body = "\n".join(part for part in parts if part)
-    head = f'<meta charset="utf-8"><title>{escape(manifest.name)}</title><style>{_STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
-
-
-def _splits(inspection: Inspection) -> str:
-    rows = [
-        f"<tr><td>{escape(name)}</td>"
-        + "".join(map(_n, (facts.rows, facts.captions or "", facts.shards, _size(facts.bytes))))
-        + "</tr>"
-        for name, facts in inspection.splits.items()
-    ]
-    head = "".join(f"<th class=n>{title}</th>" for title in ("rows", "captions", "shards", "size"))
-    return f"<table><tr><th>split</th>{head}</tr>{''.join(rows)}</table>"
-
-
-def _excluded_section(inspection: Inspection) -> str:
-    bars = "<p>Nothing.</p>"
-    if inspection.manifest.dropped:
-        bars = _bars(inspection.manifest.dropped)
-    groups = ", ".join(f"{count} {kind}" for kind, count in inspection.duplicates.items())
-    duplicates = f"<p>Groups of duplicate pictures: {escape(groups)}.</p>" if groups else ""
-    return f"<h2>Left out</h2>{bars}{duplicates}<p><small>Row by row: headway data inspect --dropped</small></p>"
+    return render(
+        "headway.data.dataset",
+        "inspect.html",
+        name=manifest.name,
+        task=manifest.task,
+        url=inspection.url,
+        fingerprint=manifest.fingerprint,
+        dropped=_bars(manifest.dropped),
+        duplicates=", ".join(f"{count} {kind}" for kind, count in inspection.duplicates.items()),
+        vocabulary=_vocabulary(inspection),
+        common=_bars(dict(inspection.common)) if inspection.vocabulary else {},
+        splits=[_split(name, facts) for name, facts in inspection.splits.items()],
+    )
 
 
 def _vocabulary(inspection: Inspection) -> str:
     if not inspection.vocabulary:
         return ""
     words = f"{inspection.vocabulary:,} words"
-    if inspection.common:
-        words += (
-            f" in the training captions; {inspection.unknown:.2%} of what is said uses words seen fewer than five times"
-        )
-    return f"<h2>Vocabulary</h2><p>{words}.</p>" + (_bars(dict(inspection.common)) if inspection.common else "")
+    if not inspection.common:
+        return words
+    return f"{words} in the training captions; {inspection.unknown:.2%} of the words occur fewer than five times"
 
 
-def _split(name: str, facts: SplitFacts) -> str:
-    note = " <small>(of the first shard)</small>" if facts.sampled else ""
-    parts = [f"<h2>{escape(name)}{note}</h2>"]
-    if facts.sheet:
-        figures = "".join(
-            f'<figure><img alt="" src="data:image/jpeg;base64,{base64.b64encode(shown.jpeg).decode()}">'
-            f"<figcaption title='{escape(shown.id)}'>{escape(shown.caption[:120])}</figcaption></figure>"
-            for shown in facts.sheet
-        )
-        parts.append(f'<div class="sheet">{figures}</div>')
-    if facts.classes:
-        parts.append("<h3>Classes</h3>" + _bars(facts.classes))
-    if facts.lengths:
-        parts.append("<h3>Words in a text</h3>" + _bars({str(length): n for length, n in facts.lengths.items()}))
-    if facts.sizes:
-        parts.append("<h3>Megapixels of the originals</h3>" + _bars(facts.sizes))
-    return "".join(parts)
-
-
-def _bars(counts: Mapping[str, int]) -> str:
-    shown = dict(list(counts.items())[:_BARS])
-    most = max(shown.values(), default=1) or 1
-    rows = "".join(
-        f"<span>{escape(name)}</span>"
-        f'<div class="b" style="width:{100 * count / most:.1f}%"></div>'
-        f"<span>{count:,}</span>"
-        for name, count in shown.items()
+def _split(name: str, facts: SplitFacts) -> dict[str, Any]:
+    charts = (
+        ("Classes", facts.classes),
+        ("Words in a text", {str(length): count for length, count in facts.lengths.items()}),
+        ("Megapixels of the originals", facts.sizes),
     )
-    more = f"<p><small>and {len(counts) - _BARS} more</small></p>" if len(counts) > _BARS else ""
-    return f'<div class="bars">{rows}</div>{more}'
+    captions = f"{facts.captions:,}" if facts.captions else ""
+    return {
+        "name": name,
+        "numbers": (f"{facts.rows:,}", captions, f"{facts.shards:,}", size(facts.bytes)),
+        "sampled": facts.sampled,
+        "sheet": [
+            {"id": shown.id, "caption": shown.caption[:120], "jpeg": base64.b64encode(shown.jpeg).decode()}
+            for shown in facts.sheet
+        ],
+        "charts": [(title, _bars(counts)) for title, counts in charts if counts],
+    }
 
 
-def _n(value: object) -> str:
-    return f"<td class=n>{value:,}</td>" if isinstance(value, int) else f"<td class=n>{value}</td>"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+def _bars(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return a bar chart of the first counts, or an empty dictionary if there are none."""
+    if not counts:
+        return {}
+    shown = dict(list(counts.items())[:_BARS])
+    most = max(shown.values()) or 1
+    bars = [
+        {"name": name, "percent": f"{100 * count / most:.1f}", "count": f"{count:,}"} for name, count in shown.items()
+    ]
+    return {"bars": bars, "more": max(0, len(counts) - _BARS)}
 
 
 # Verification: hash every file again. Costs one full read of the data.
@@ -401,4 +355,4 @@ def _problems_of(store: Store, file: ShardFile | OtherFile) -> str:
             digest.update(store.read(file.key, (start, min(start + _SPAN, size))))
     except NotThere:
         return "is missing"
-    return "" if digest.hexdigest() == file.sha256 else "has other bytes than its hash says"
+    return "" if digest.hexdigest() == file.sha256 else "does not match its hash"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from headway.core.errors import BadInput, NotThere, Problem, StoreError, json_of
@@ -127,7 +127,7 @@ def read_manifest(url: str, store: Store | None = None) -> Manifest:
         raise BadInput(
             f"no prepared data set at {url}",
             where=where,
-            fix=f"headway data prepare SOURCE --to {url} (started again, a broken-off preparation goes on)",
+            fix=f"headway data prepare SOURCE --to {url} (an interrupted preparation resumes)",
         ) from None
     return Manifest.from_json(body, where=where)
 
@@ -135,6 +135,13 @@ def read_manifest(url: str, store: Store | None = None) -> Manifest:
 def fingerprint(url: str) -> str:
     """Return the fingerprint that a plan pins. Cost: one small read."""
     return read_manifest(url).fingerprint
+
+
+def sources_of(data: Data, split: str, default: str) -> tuple[Source, ...]:
+    """Return the sources of a split: the job's own, else this split of its training sources, else `default`."""
+    own: tuple[Source, ...] = getattr(data, split)
+    train = tuple(replace(source, split=None, limit=None, weight=1.0) for source in data.train)
+    return own or train or (Source(source=default),)
 
 
 # Validate a job's data sources from their manifests alone, before anything starts or costs money.
@@ -164,7 +171,7 @@ def check_data(data: Data, *, task: str | None = None) -> list[Problem]:
 
 def _problems(source: Source, split: str, where: str, task: str | None) -> Iterator[Problem]:
     if source.weight < 0:
-        yield Problem(what=f"the weight is {source.weight}", where=where, fix="choose 0 or more")
+        yield Problem(what=f"the weight must be at least 0, not {source.weight}", where=where, fix="choose 0 or more")
     if source.limit is not None and source.limit < 1:
         yield Problem(what=f"a limit of {source.limit} leaves no row", where=where, fix="choose 1 or more")
     try:
@@ -177,7 +184,7 @@ def _problems(source: Source, split: str, where: str, task: str | None) -> Itera
         known = ", ".join(name for name, shards in manifest.splits.items() if shards)
         yield Problem(what=f"{source.source} has no rows in {chosen!r}", where=where, fix=f"split: one of {known}")
     if task is not None and manifest.task != task:
-        what = f"{source.source} holds {manifest.task}, and this recipe learns {task}"
+        what = f"{source.source} has {manifest.task}, but this recipe needs {task}"
         yield Problem(what=what, where=where, fix="name data of that kind")
     for name, value in source.where.items():
         yield from _filter_problems(manifest, name, value, where)
@@ -186,7 +193,7 @@ def _problems(source: Source, split: str, where: str, task: str | None) -> Itera
 def _filter_problems(manifest: Manifest, name: str, value: object, where: str) -> Iterator[Problem]:
     usable = {column.name: column for column in manifest.columns if column.kind in ("text", "integer")}
     if name not in usable:
-        yield Problem(what=f"rows cannot be chosen by {name!r}", where=where, fix=f"one of {', '.join(usable)}")
+        yield Problem(what=f"rows cannot be filtered by {name!r}", where=where, fix=f"one of {', '.join(usable)}")
         return
     for wanted in value if isinstance(value, list | tuple) else (value,):
         number = isinstance(wanted, int) and not isinstance(wanted, bool)

@@ -139,7 +139,7 @@ class Rows:
             cells = (self._cells(n, column) for n in range(len(self._files)))
             return np.array([shard[row] in wanted for shard in cells for row in range(len(shard))], dtype=bool)
         raise BadInput(
-            f"rows cannot be chosen by {column.name}, a column of {column.kind}s", fix="choose by id or label"
+            f"rows cannot be filtered by {column.name}, a column of {column.kind}s", fix="filter by id or label"
         )
 
     def _cells(self, shard: int, column: Column) -> Any:

@@ -96,7 +96,7 @@ class ShardCache:
                     return
                 if attempt == 2:
                     raise StoreError(
-                        f"{shard.key} arrived with other bytes than its manifest says, twice",
+                        f"{shard.key} did not match the manifest's hash in two downloads",
                         where=store.url,
                         fix=f"headway data verify {store.url}",
                     )
@@ -229,7 +229,7 @@ class Shard:
             raise BadInput(what, where=str(path), fix="prepare the data again")
         if not batches[0].schema.equals(schema_of(columns)):
             raise BadInput(
-                "this shard has other columns than its manifest", where=str(path), fix="prepare the data again"
+                "this shard's columns differ from the manifest's", where=str(path), fix="prepare the data again"
             )
         self._batch = batches[0]
         self._columns = {column.name: column for column in columns}

@@ -81,16 +81,16 @@ class _Writer:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.count += 1
         if self.count > self._limits.files:
-            raise BadArchive(f"it holds more than {self._limits.files:,} files", where=str(self._archive))
+            raise BadArchive(f"it contains more than {self._limits.files:,} files", where=str(self._archive))
         try:
             file = path.open("xb")
         except (FileExistsError, IsADirectoryError):
-            raise BadArchive(f"it holds {name!r} twice", where=str(self._archive)) from None
+            raise BadArchive(f"it contains {name!r} twice", where=str(self._archive)) from None
         with file:
             while block := source.read(_BLOCK):
                 self.bytes += len(block)
                 if self.bytes > self._max_bytes:
-                    what = f"it grows to more than {self._max_bytes:,} bytes: a bomb, or no archive of data"
+                    what = f"unpacked, it exceeds {self._max_bytes:,} bytes: a decompression bomb, or not a data set"
                     raise BadArchive(what, where=str(self._archive), fix="unpack it yourself if you trust it")
                 file.write(block)
 
@@ -100,13 +100,13 @@ def _reader(archive: Path) -> Any:
     if zipfile.is_zipfile(archive):
         return _zip
     if name.endswith(".zip"):
-        raise BadArchive("it is no zip file, or a broken one", where=str(archive), fix="fetch it again")
+        raise BadArchive("it is not a zip file, or it is damaged", where=str(archive), fix="fetch it again")
     if ".tar" in name or name.endswith((".tgz", ".tbz2", ".txz")) or tarfile.is_tarfile(archive):
         return _tar
     for ending, opener in ((".gz", gzip.open), (".bz2", bz2.open), (".xz", lzma.open)):
         if name.endswith(ending):
             return lambda path, writer: _single(path, writer, opener)
-    raise BadArchive(f"{archive.name} is of a kind that is not known here", fix=f"use one of {', '.join(SUFFIXES)}")
+    raise BadArchive(f"{archive.name} is not a supported kind of archive", fix=f"use one of {', '.join(SUFFIXES)}")
 
 
 def _zip(archive: Path, writer: _Writer) -> None:
@@ -149,7 +149,7 @@ def _safe_name(name: str, archive: Path) -> str:
     drive = len(clean) > 1 and clean[1] == ":"
     if clean.startswith("/") or drive or ".." in parts or "\0" in clean or not parts:
         raise BadArchive(
-            f"{name!r} would lie outside of its folder", where=str(archive), fix="do not trust this archive"
+            f"{name!r} would be unpacked outside its folder", where=str(archive), fix="do not trust this archive"
         )
     return "/".join(parts)
 
@@ -184,5 +184,5 @@ def _map_errors(archive: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == 28:
             what = "no space left to unpack it"
-            raise DiskFull(what, where=str(archive), fix="make room, or choose another folder") from None
+            raise DiskFull(what, where=str(archive), fix="free some space, or choose another folder") from None
         raise BadArchive(f"it cannot be unpacked: {error}", where=str(archive), fix="fetch it again") from None

@@ -6,29 +6,25 @@ Last-Modified date: if the file has changed since, the download starts over and 
 
 from __future__ import annotations
 
-import base64
+import errno
 import hashlib
-import http.client
 import json
 import os
 import re
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from headway._version import __version__
-from headway.core.errors import BadInput, Denied, DiskFull, NotThere, StoreError, Transient
+from headway.core import http
+from headway.core.errors import BadInput, DiskFull, NotThere, StoreError, Transient
+from headway.core.retry import Backoff, poll
 
 Progress = Callable[[str, int, int], None]  # file name, bytes done, total bytes (0: unknown)
 
 _BLOCK = 1 << 20
-_RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
-_CONNECTION_ERRORS = (OSError, http.client.HTTPException)
+_MAX_REDIRECTS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +39,7 @@ class Login:
 
     @property
     def header(self) -> str:
-        return "Basic " + base64.b64encode(f"{self.user}:{self.key}".encode()).decode()
+        return http.basic(self.user, self.key)
 
 
 def download(
@@ -65,24 +61,19 @@ def download(
     _check_url(address, checksum)
     folder.mkdir(parents=True, exist_ok=True)
     task = _Download(address, folder, login, progress or _no_progress, timeout)
-    last = time.monotonic()
-    pause = 0.5
-    while True:
+    progressed_at, backoff = 0.0, Backoff(0.5, min(30.0, retry_for_s))
+    for waited_s in poll(backoff):
         before = task.bytes_done
         try:
-            return task.finish(checksum) if task.run() else _unreachable()
+            task.run()
+            return task.finish(checksum)
         except Transient:
-            now = time.monotonic()
             if task.bytes_done > before:
-                last, pause = now, 0.5
-            if now - last > retry_for_s:
+                progressed_at = waited_s
+                backoff.reset()
+            if waited_s - progressed_at >= retry_for_s:
                 raise
-            time.sleep(min(pause, max(0.0, retry_for_s - (now - last))))
-            pause = min(pause * 2, 30.0)
-
-
-def _unreachable() -> Path:
-    raise AssertionError("a run ends whole, or with an error")
+    raise AssertionError("polled without a limit")
 
 
 class _Download:
@@ -97,31 +88,30 @@ class _Download:
     def bytes_done(self) -> int:
         return self._part.stat().st_size if self._part.exists() else 0
 
-    def run(self) -> bool:
-        """Run one connection to its end. Returns True when the file is complete; raises Transient if it broke."""
+    def run(self) -> None:
+        """Run one connection to its end. Raises Transient if it broke before the file was complete."""
         if self._complete:
-            return True
+            return
         mark = self._validator()
         start = self.bytes_done if mark else 0
-        request = urllib.request.Request(self._url, headers={"User-Agent": f"headway/{__version__}"})
-        if self._login is not None:
-            request.add_unredirected_header("Authorization", self._login.header)
+        headers = {} if self._login is None else {"Authorization": self._login.header}
         if start:
-            request.add_header("Range", f"bytes={start}-")
-            request.add_header("If-Range", mark)
+            headers |= {"Range": f"bytes={start}-", "If-Range": mark}
+        client = http.Client(timeout_s=self._timeout)
         try:
-            with _opener().open(request, timeout=self._timeout) as response:
-                self._receive(response, start)
-        except urllib.error.HTTPError as error:
-            with error:
-                self._handle_http_error(error, start)
-        except _CONNECTION_ERRORS as error:
-            if isinstance(error, OSError) and error.errno == 28:
+            with client.stream(self._url, headers=headers, redirects=_MAX_REDIRECTS) as response:
+                if response.status < 300:
+                    self._receive(response, start)
+                else:
+                    self._handle_error(response, start)
+        except http.ConnectionFailed as error:
+            raise Transient(f"the connection broke: {error.reason}", where=self._url) from None
+        except OSError as error:  # of the file: those of the network are ConnectionFailed
+            if error.errno == errno.ENOSPC:
                 raise DiskFull("no space left for the download", where=str(self._part)) from None
-            raise Transient(f"the connection broke: {_error_text(error)}", where=self._url) from None
-        return True
+            raise StoreError(f"cannot write the download: {error.strerror}", where=str(self._part)) from None
 
-    def _receive(self, response: Any, start: int) -> None:
+    def _receive(self, response: http.Stream, start: int) -> None:
         continued = response.status == 206 and _range_start(response.headers.get("Content-Range", "")) == start
         if not continued:
             start = 0
@@ -137,20 +127,19 @@ class _Download:
         if total and done != total:
             raise Transient(f"only {done} of {total} bytes arrived", where=self._url)
 
-    def _handle_http_error(self, error: urllib.error.HTTPError, start: int) -> None:
-        if error.code == 416 and start:  # nothing beyond our bytes: either complete, or another version
-            if error.headers.get("Content-Range", "").rpartition("/")[2] == str(start):
+    def _handle_error(self, response: http.Stream, start: int) -> None:
+        status = response.status
+        if status == 416 and start:  # nothing beyond our bytes: either complete, or another version
+            if response.headers.get("Content-Range", "").rpartition("/")[2] == str(start):
                 return
             self._part.unlink(missing_ok=True)
-            raise Transient("what had arrived does not belong to this file any more", where=self._url) from None
-        if error.code in _RETRYABLE:
-            raise Transient(f"the server answered {error.code}", where=self._url) from None
-        if error.code in (401, 403, 407):
+            raise Transient("the file on the server has changed since the download began", where=self._url)
+        fix = ""
+        if status in (401, 403, 407):
             fix = "give user and key as secret references (--user env:KAGGLE_USERNAME --key env:KAGGLE_KEY)"
-            raise Denied(f"the server answered {error.code}", where=self._url, fix=fix) from None
-        if error.code in (404, 410):
-            raise NotThere("there is nothing at this address", where=self._url, fix="check the address") from None
-        raise StoreError(f"the server answered {error.code} {error.reason}", where=self._url) from None
+        if status in (404, 410):
+            raise NotThere("the server has no file at this address", where=self._url, fix="check the address")
+        raise http.status_error(status, response.reason, where=self._url, fix=fix)
 
     def _validator(self) -> str:
         """Return the version tag of the partial download; empty if the server gave no strong one."""
@@ -176,7 +165,7 @@ class _Download:
                 raise StoreError(
                     f"the file does not match its checksum: {kind} is {found}, not {expected}",
                     where=self._url,
-                    fix="try again; if it stays so, the file at this address is another one than expected",
+                    fix="try again; if it fails again, the file at this address is not the expected one",
                 )
         if not self._complete:
             os.replace(self._part, self._path)
@@ -184,37 +173,14 @@ class _Download:
         return self._path
 
 
-class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects over http(s) only, never from https to http."""
-
-    max_redirections = 10
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        old, new = urlsplit(req.full_url), urlsplit(newurl)
-        if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
-            raise StoreError(f"the server redirects to {new.scheme}://, which is not followed", where=req.full_url)
-        request = super().redirect_request(req, fp, code, msg, headers, newurl)
-        same_host = (old.scheme, old.netloc) == (new.scheme, new.netloc)
-        login = req.unredirected_hdrs.get("Authorization")
-        if request is not None and same_host and login:
-            request.add_unredirected_header("Authorization", login)
-        return request
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_SameHostRedirects)
-
-
 def _check_url(url: str, checksum: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadInput(f"{url} is no web address", fix="write https://host/path")
+        raise BadInput(f"{url} is not an http(s) URL", fix="write https://host/path")
     if parts.password is not None:
-        raise BadInput("an address must not hold a password", fix="give user and key as secret references")
+        raise BadInput("a URL must not contain a password", fix="give user and key as secret references")
     if checksum and not re.fullmatch(r"(sha256:[0-9a-fA-F]{64}|md5:[0-9a-fA-F]{32})", checksum):
-        raise BadInput(f"{checksum!r} is no checksum", fix="write sha256: and 64 hex digits")
+        raise BadInput(f"{checksum!r} is not a checksum", fix="write sha256: and 64 hex digits")
 
 
 def _file_name(url: str) -> str:
@@ -235,10 +201,6 @@ def _hash(path: Path, kind: str) -> str:
         while block := file.read(4 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _error_text(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _no_progress(name: str, done: int, total: int) -> None:

@@ -39,26 +39,29 @@ _VIZWIZ = "https://vizwiz.cs.colorado.edu/VizWiz_final"
 _FLICKR = "https://github.com/jbrownlee/Datasets/releases/download/Flickr8k"
 _COCO_TERMS = "annotations CC BY 4.0; pictures under their Flickr licences (cocodataset.org/#termsofuse)"
 
+
+def _coco(year: str, *, annotations: str, val: str, train: str) -> KnownDataset:
+    """Return a year's captions and pictures of COCO, by the MD5 of each archive."""
+    parts = (
+        Part(f"{_COCO}/annotations/annotations_trainval{year}.zip", annotations),
+        Part(f"{_COCO}/zips/val{year}.zip", val),
+        Part(f"{_COCO}/zips/train{year}.zip", train),
+    )
+    return KnownDataset(parts=parts, format="coco", year=year, terms=_COCO_TERMS)
+
+
 KNOWN = {
-    "coco2014": KnownDataset(
-        parts=(
-            Part(f"{_COCO}/annotations/annotations_trainval2014.zip", "0a379cfc70b0e71301e0f377548639bd"),
-            Part(f"{_COCO}/zips/val2014.zip", "a3d79f5ed8d289b7a7554ce06a5782b3"),
-            Part(f"{_COCO}/zips/train2014.zip", "0da8c0bd3d6becc4dcb32757491aca88"),
-        ),
-        format="coco",
-        year="2014",
-        terms=_COCO_TERMS,
+    "coco2014": _coco(
+        "2014",
+        annotations="0a379cfc70b0e71301e0f377548639bd",
+        val="a3d79f5ed8d289b7a7554ce06a5782b3",
+        train="0da8c0bd3d6becc4dcb32757491aca88",
     ),
-    "coco2017": KnownDataset(
-        parts=(
-            Part(f"{_COCO}/annotations/annotations_trainval2017.zip", "f4bbac642086de4f52a3fdda2de5fa2c"),
-            Part(f"{_COCO}/zips/val2017.zip", "442b8da7639aecaf257c1dceb8ba8c80"),
-            Part(f"{_COCO}/zips/train2017.zip", "cced6f7f71b7629ddf16f17bbcfab6b2"),
-        ),
-        format="coco",
-        year="2017",
-        terms=_COCO_TERMS,
+    "coco2017": _coco(
+        "2017",
+        annotations="f4bbac642086de4f52a3fdda2de5fa2c",
+        val="442b8da7639aecaf257c1dceb8ba8c80",
+        train="cced6f7f71b7629ddf16f17bbcfab6b2",
     ),
     "flickr8k": KnownDataset(
         parts=(
@@ -82,9 +85,7 @@ KNOWN = {
 
 def known_dataset(name: str) -> KnownDataset:
     if name not in KNOWN:
-        raise BadInput(
-            f"no data set is known as {name!r}", fix=f"choose one of {', '.join(KNOWN)}, or give its address"
-        )
+        raise BadInput(f"unknown data set {name!r}", fix=f"choose one of {', '.join(KNOWN)}, or give its address")
     return KNOWN[name]
 
 
@@ -112,7 +113,7 @@ def resolve(source: str, *, login: Login | None = None, progress: Progress | Non
         return Resolved(str(_from_file(path)))
     if not path.is_dir():
         close = f" (known by name: {', '.join(KNOWN)})" if "/" not in source else ""
-        raise BadInput(f"there is nothing at {source}{close}", fix="check the path")
+        raise BadInput(f"{source} does not exist{close}", fix="check the path")
     return Resolved(str(path))
 
 
@@ -161,7 +162,7 @@ def _from_file(path: Path) -> Path:
     if path.name == "splits.json":
         return path.parent
     if not is_archive(path.name):
-        raise BadInput(f"{path} is a file that is no archive", fix="give the folder it lies in")
+        raise BadInput(f"{path} is a file, but not an archive", fix="give the folder that contains it")
     found = path.stat()
     with _locked_cache_folder(f"{path} {found.st_size} {found.st_mtime_ns}") as cache:
         if not _finished_parts(cache):

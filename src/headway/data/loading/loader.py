@@ -48,7 +48,7 @@ class ConcatDataset:
 
     def __init__(self, sources: Sequence[WeightedSource | Rows]) -> None:
         if not sources:
-            raise BadInput("no data is named", fix="name at least one source")
+            raise BadInput("no data source was given", fix="name at least one source")
         self.sources = [source if isinstance(source, WeightedSource) else WeightedSource(source) for source in sources]
         self.starts = np.cumsum([0, *(len(source.rows) for source in self.sources)])
         first = self.sources[0].rows
@@ -127,7 +127,7 @@ class PictureFeed:
         pin: bool = False,
     ) -> None:
         if batch_size < 1:
-            raise BadInput(f"the batch size is {batch_size}", fix="choose 1 or more")
+            raise BadInput(f"the batch size must be at least 1, not {batch_size}", fix="choose 1 or more")
         self.data, self.seed, self.batch_size = ConcatDataset(sources), seed, batch_size
         self._training, self._mirror, self._augment = training, mirror and training, augment if training else None
         self._columns = _selected_columns(self.data.sources[0].rows, columns)
@@ -203,7 +203,7 @@ class PictureFeed:
         made: dict[str, tuple[NDArray[np.uint8], Any]] = {}
         for name, (height, width) in self._crop.items():
             shape = (count, height, width, 3)
-            made[name] = pinned(shape) if self._pin else (self._buffers.lend(shape), None)
+            made[name] = pinned(shape) if self._pin else (self._buffers.acquire(shape), None)
         return made
 
     def fill(self, buffers: dict[str, Any], epoch: int, places: Indices, rows: Indices, first: int, last: int) -> None:

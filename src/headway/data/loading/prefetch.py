@@ -78,7 +78,7 @@ class BufferPool:
         self._lock = threading.Lock()
         self.allocated = 0  # buffers allocated so far, for tests
 
-    def lend(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    def acquire(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """Return an uninitialized array. Its memory is reused once nothing refers to it."""
         size = max(1, prod(shape))
         with self._lock:
@@ -88,9 +88,9 @@ class BufferPool:
             memory = mmap.mmap(-1, size)
             self.allocated += 1
         # Not a view of one long-lived array: slices would then keep that array alive instead of this one.
-        lent = np.frombuffer(memory, np.uint8, prod(shape))
-        weakref.finalize(lent, self._return, size, memory)
-        return lent.reshape(shape)
+        array = np.frombuffer(memory, np.uint8, prod(shape))
+        weakref.finalize(array, self._return, size, memory)
+        return array.reshape(shape)
 
     def _return(self, size: int, memory: mmap.mmap) -> None:
         """Return memory to the pool.

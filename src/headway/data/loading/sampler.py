@@ -53,7 +53,7 @@ def permute(n: int, seed: int, epoch: int, positions: NDArray[Any]) -> Integers:
     """
     walk: Integers = np.asarray(positions, dtype=np.int64)
     if walk.size and (n <= 0 or int(walk.min()) < 0 or int(walk.max()) >= n):
-        raise IndexError(f"positions must lie in 0 … {n - 1}")
+        raise IndexError(f"positions must be in 0 … {n - 1}")
     if n <= 1:
         return np.array(walk, dtype=np.int64)
     bits = max(2, (n - 1).bit_length())
@@ -137,7 +137,7 @@ class SampleOrder:
     def __init__(self, groups: Sequence[SampleGroup], length: int, *, shuffle: bool = True) -> None:
         usable = [pool for pool in groups if len(pool.rows) and pool.share > 0]
         if not usable or length < 1:
-            raise BadInput("there are no rows to draw from", fix="check the splits, filters and weights of the data")
+            raise BadInput("there are no rows to sample from", fix="check the splits, filters and weights of the data")
         self._rows = [pool.rows for pool in usable]
         self._shuffle, self.length = shuffle, length
         self.quotas = quotas([pool.share for pool in usable], length)

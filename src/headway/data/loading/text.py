@@ -44,7 +44,10 @@ class SentenceFeed:
         self.data, self.seed = ConcatDataset(sources), seed
         self._tokens, self._training, self._max = tokens, training, max_length
         if tokens < max_length + 2:
-            raise BadInput(f"{tokens} tokens do not hold a sentence of {max_length}", fix="raise tokens, or max_length")
+            raise BadInput(
+                f"{tokens} tokens are too few for a sentence of {max_length}",
+                fix="raise tokens, or max_length",
+            )
         lengths = self._lengths()
         self.left_out = int((lengths > max_length + 2).sum())
         self._make_buckets(lengths)

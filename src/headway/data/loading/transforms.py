@@ -45,12 +45,12 @@ class Augment:
         low, high = self.scale
         if not 0 < low <= high <= 1 or not 0 < self.ratio[0] <= self.ratio[1]:
             raise BadInput(
-                f"a crop of scale {self.scale}, ratio {self.ratio} is none", fix="for example scale (0.08, 1)"
+                f"scale {self.scale} and ratio {self.ratio} are not valid for a crop", fix="for example scale (0.08, 1)"
             )
         if not 0 <= self.mirror <= 1 or not 0 <= self.hue <= 0.5 or self.degrees < 0:
-            raise BadInput("mirror lies in 0 … 1, hue in 0 … 0.5, degrees above 0", fix="correct the augmentation")
+            raise BadInput("mirror must be in 0 … 1, hue in 0 … 0.5, degrees above 0", fix="correct the augmentation")
         if any(not 0 <= amount <= 1 for amount in (self.brightness, self.contrast, self.saturation)):
-            raise BadInput("brightness, contrast and saturation lie in 0 … 1", fix="correct the augmentation")
+            raise BadInput("brightness, contrast and saturation must be in 0 … 1", fix="correct the augmentation")
 
     def draw(self, seed: int, epoch: int, places: NDArray[np.int64]) -> Tensor:
         """Draw the parameters for `apply`, one row per picture."""

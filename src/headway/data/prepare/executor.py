@@ -56,11 +56,11 @@ def _submit(client: Any, task: Task, inputs: Iterable[str]) -> list[Any]:
 
 def _result(future: Any, where: str) -> str:
     if future.status in ("cancelled", "lost"):
-        raise _cluster_gone(where, "the scheduler went away")
+        raise _cluster_gone(where, "the scheduler shut down")
     try:
         return str(future.result())
     except _distributed().KilledWorker as error:
-        raise _cluster_gone(where, f"its workers died again and again: {error}") from None
+        raise _cluster_gone(where, f"its workers died repeatedly: {error}") from None
     except (OSError, TimeoutError) as error:
         raise _cluster_gone(where, f"the connection broke: {error}") from None
 
@@ -116,7 +116,7 @@ def _connect(address: str) -> Iterator[Any]:
         client = _distributed().Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise BadInput(
-            f"no Dask scheduler answers at {address}: {' '.join(str(error).split())[:200]}",
+            f"no Dask scheduler responds at {address}: {' '.join(str(error).split())[:200]}",
             fix="check the address (tcp://host:8786, or tls:// with Dask's TLS settings), or leave out --dask",
         ) from None
     with client:

@@ -207,7 +207,7 @@ class Summary:
     chunks: int = 0
     kept: int = 0  # chunks reused from an earlier start; all of them if nothing was left to do
     bad_rows: int = 0
-    twins: Mapping[str, int] = field(default_factory=dict)  # duplicate groups by kind: exact, near
+    duplicate_groups: Mapping[str, int] = field(default_factory=dict)  # duplicate groups by kind: exact, near
 
     @property
     def rows(self) -> dict[str, int]:
@@ -282,11 +282,11 @@ class _Preparation:
 
     def read(self) -> None:
         self._progress(f"reading {self._reader.name}", 0, 0)
-        self._staging.add_all(self._reader.found())
+        self._staging.add_all(self._reader.read_rows())
         self._total = self._staging.count() + self._staging.bad_rows()
         if not self._staging.count():
             self._check_bad_rows()
-            raise BadInput(f"there are no rows in {self._tree.url}", fix="check the folder, or say --format")
+            raise BadInput(f"there are no rows in {self._tree.url}", fix="check the folder, or choose a --format")
         self._staging.index()
         split_rows(self._staging, self._options.splits, self._options.seed)
         drop_leaks(self._staging)
@@ -325,8 +325,8 @@ class _Preparation:
             return manifest
         if not overwrite:
             raise BadInput(
-                f"{self._dest.url} already holds a data set, made of other rows or with other settings",
-                fix="choose another place, or replace it with --overwrite",
+                f"{self._dest.url} already contains a data set with other rows or other settings",
+                fix="choose another folder, or replace it with --overwrite",
             )
         self._dest.delete(NAME)  # from here until the new manifest is written, there is no data set
         return None
@@ -358,7 +358,7 @@ class _Preparation:
             chunks=len(plan.proofs),
             kept=self._kept,
             bad_rows=self._staging.bad_rows(),
-            twins={"exact": len(duplicates.exact), "near": len(duplicates.near)},
+            duplicate_groups={"exact": len(duplicates.exact), "near": len(duplicates.near)},
         )
 
     def _make_shards(
@@ -416,9 +416,9 @@ class _Preparation:
         send_report(self._dest, self._staging, self._scratch)
         reasons = ", ".join(f"{count} × {reason}" for reason, count in self._staging.reasons().items())
         raise BadInput(
-            f"nothing is left of {self._total} rows: {reasons}",
+            f"all {self._total} rows were dropped: {reasons}",
             where=join(self._dest.url, "dropped.jsonl"),
-            fix="loosen what leaves them out; every row is listed in the report",
+            fix="relax the filters that drop them; the report lists every row",
         )
 
     def _bpe(self) -> str:
@@ -453,7 +453,7 @@ def _check_no_overlap(source: str, to: str) -> None:
     """Raise BadInput if source and destination overlap: the output would be read as part of the source next time."""
     here, there = local_path(source), local_path(to)
     if here is not None and there is not None and (here == there or here in there.parents or there in here.parents):
-        raise BadInput(f"{to} and its source {source} lie in each other", fix="choose a place beside it")
+        raise BadInput(f"{to} and its source {source} overlap", fix="choose a folder beside the source")
 
 
 def _with_known_defaults(options: PrepareOptions, entry: KnownDataset | None, source: str) -> PrepareOptions:
@@ -470,23 +470,23 @@ def _classes(labels: list[str], task: str) -> tuple[str, ...]:
         return tuple(labels)
     grades = sorted(int(label) for label in labels)
     if grades[-1] - grades[0] > 1000:
-        raise BadInput(f"grades from {grades[0]} to {grades[-1]} are no scale", fix="give grades such as 1 to 10")
+        raise BadInput(f"grades from {grades[0]} to {grades[-1]} are not a scale", fix="give grades such as 1 to 10")
     return tuple(str(grade) for grade in range(grades[0], grades[-1] + 1))
 
 
 def _check(size: int | None, encoding: str, workers: int | None, options: PrepareOptions) -> None:
     if size is not None and not 8 <= size <= 4096:
-        raise BadInput(f"pictures of {size} pixels make no sense here", fix="choose --size between 8 and 4096")
+        raise BadInput(f"pictures of {size} pixels are not supported", fix="choose --size between 8 and 4096")
     if encoding not in ("jpeg", "raw"):
-        raise BadInput(f"no encoding is called {encoding!r}", fix="choose --encoding jpeg or raw")
+        raise BadInput(f"unknown encoding {encoding!r}", fix="choose --encoding jpeg or raw")
     if options.fit is not None and options.fit not in FITS:
-        raise BadInput(f"no fit is called {options.fit!r}", fix=f"choose one of {', '.join(FITS)}")
+        raise BadInput(f"unknown fit {options.fit!r}", fix=f"choose one of {', '.join(FITS)}")
     if encoding == "raw" and (size is None or options.fit == "short"):
-        raise BadInput("raw pixels need one size for all pictures", fix="choose --size, and --fit crop, squash or pad")
+        raise BadInput("raw encoding needs pictures of one size", fix="choose --size, and --fit crop, squash or pad")
     if workers is not None and workers < 1:
-        raise BadInput(f"{workers} workers cannot do anything", fix="choose --workers 1 or more")
+        raise BadInput(f"the number of workers must be at least 1, not {workers}", fix="choose --workers 1 or more")
     if not 1 <= options.quality <= 100:
-        raise BadInput(f"JPEG quality {options.quality} does not exist", fix="choose 1 to 100; 90 is good")
+        raise BadInput(f"invalid JPEG quality {options.quality}", fix="choose 1 to 100; 90 is good")
 
 
 class _disk_full_mapped:
@@ -502,7 +502,9 @@ class _disk_full_mapped:
         full = isinstance(error, sqlite3.OperationalError) and "full" in str(error)
         if full or (isinstance(error, OSError) and error.errno == 28):
             raise DiskFull(
-                "the disk is full", where=str(self._scratch), fix="make room and start again: finished shards are kept"
+                "the disk is full",
+                where=str(self._scratch),
+                fix="free some space and retry: finished shards are kept",
             ) from None
 
 

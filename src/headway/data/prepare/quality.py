@@ -101,7 +101,7 @@ class Threshold:
                 return cls(share=float(match[1]) / 100)
         elif isinstance(text, str) and re.fullmatch(r"\s*\d+\s*", text):
             return cls(count=int(text))
-        raise BadInput(f"--max-bad {text} is neither a share nor a number", fix="write 1% or 250")
+        raise BadInput(f"--max-bad {text} is neither a percentage nor a count", fix="write 1% or 250")
 
     def allows(self, total: int) -> int:
         return self.count if self.count is not None else int((self.share or 0.0) * total)
@@ -123,5 +123,5 @@ def check(limit: Threshold, staging: RowStore, total: int, report: str) -> None:
     raise TooManyBadRows(
         f"{bad} of {total} rows are bad, more than the {limit} allowed:\n" + "\n".join(lines),
         where=report,
-        fix="mend the source, or allow more with --max-bad; every row is listed in the report",
+        fix="fix the source, or allow more with --max-bad; the report lists every row",
     )

@@ -117,6 +117,6 @@ def _check(fractions: Mapping[str, float]) -> None:
     total = sum(fractions.values())
     if not fractions or any(fraction < 0 for fraction in fractions.values()) or abs(total - 1) > 1e-6:
         raise BadInput(
-            f"the parts of the splits add up to {total:g}, not 1",
+            f"the shares of the splits add up to {total:g}, not 1",
             fix="for example train=0.8,val=0.1,test=0.1",
         )

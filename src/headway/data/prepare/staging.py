@@ -45,13 +45,13 @@ def scratch_for(to: str) -> Iterator[Path]:
         lock = (path / "lock").open("w")
     except OSError as error:
         kind = DiskFull if error.errno == 28 else StoreError
-        raise kind(f"cannot write to {path}: {error.strerror}", where=to, fix="choose another place") from None
+        raise kind(f"cannot write to {path}: {error.strerror}", where=to, fix="choose another folder") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             what = f"another preparation is writing to {to}"
-            raise BadInput(what, fix="wait for it, or choose another place") from None
+            raise BadInput(what, fix="wait for it, or choose another folder") from None
         yield path
     shutil.rmtree(path, ignore_errors=True)
 

@@ -90,18 +90,18 @@ class Reader(Protocol):
         ...     task, name = "translation", "numbered lines"
         ...     def __init__(self, lines):
         ...         self._lines = lines
-        ...     def found(self):
+        ...     def read_rows(self):
         ...         for number, text in enumerate(self._lines):
         ...             yield Row(id=str(number), texts={"source": text, "target": text.upper()})
         >>> reader: Reader = Numbered(["one", "two"])
-        >>> [row.texts["target"] for row in reader.found()]
+        >>> [row.texts["target"] for row in reader.read_rows()]
         ['ONE', 'TWO']
     """
 
     task: Task
     name: str  # name in the report
 
-    def found(self) -> Iterator[Found]:
+    def read_rows(self) -> Iterator[Found]:
         """Yield everything in the source, in its own order, which is the same each time.
 
         Yields:

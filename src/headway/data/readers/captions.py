@@ -24,7 +24,7 @@ class Flickr8k:
         self._tree = tree
         self._folder = _picture_folder(tree)
 
-    def found(self) -> Iterator[Found]:
+    def read_rows(self) -> Iterator[Found]:
         splits = self._splits()
         seen = ""
         for number, line in self._tree.lines(token_file(self._tree)):
@@ -92,7 +92,7 @@ class Listed:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
 
-    def found(self) -> Iterator[Found]:
+    def read_rows(self) -> Iterator[Found]:
         for key in caption_lists(self._tree):
             for place, entry in enumerate(elements(self._tree.document(key)), 1):
                 yield from self._entry(entry, f"{key}: entry {place}", split_name(key.rpartition("/")[2]))
@@ -163,7 +163,7 @@ class Coco:
         self._tree = tree
         self._documents = _of_one_year(coco_documents(tree), year)
 
-    def found(self) -> Iterator[Found]:
+    def read_rows(self) -> Iterator[Found]:
         for key in self._documents:
             yield from read_images_and_annotations(self._tree, key, split_name(key.rpartition("/")[2]))
 
@@ -275,7 +275,7 @@ class VizWiz:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
 
-    def found(self) -> Iterator[Found]:
+    def read_rows(self) -> Iterator[Found]:
         for key in vizwiz_documents(self._tree):
             yield from read_images_and_annotations(self._tree, key, split_name(key.rpartition("/")[2]))
 

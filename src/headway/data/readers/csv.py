@@ -44,7 +44,7 @@ class Table:
         self._tables = found
         self.task: Task = found[0][1].kind
 
-    def found(self) -> Iterator[Found]:
+    def read_rows(self) -> Iterator[Found]:
         for key, header in self._tables:
             if header.kind == self.task:
                 yield from self._rows(key, header)
@@ -166,7 +166,7 @@ class GradedPairs:
         self._tree = tree
         self._key = next(key for key in tree.summary.documents if key.rpartition("/")[2] == NAME)
 
-    def found(self) -> Iterator[Found]:
+    def read_rows(self) -> Iterator[Found]:
         for number, (split, entry) in enumerate(arrays(self._tree.document(self._key), _SPLITS), 1):
             yield self._row(entry, split, number)
 

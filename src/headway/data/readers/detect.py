@@ -45,18 +45,18 @@ def reader_for(tree: Tree, kind: str | None = None, **options: Any) -> Reader:
         >>> for name in ("cat/1.jpg", "dog/2.jpg"):
         ...     Path("pets", name).parent.mkdir(parents=True)
         ...     _ = Path("pets", name).write_bytes(b"")
-        >>> [(row.id, row.label) for row in reader_for(Tree("pets", Path("work"))).found()]
+        >>> [(row.id, row.label) for row in reader_for(Tree("pets", Path("work"))).read_rows()]
         [('cat/1.jpg', 'cat'), ('dog/2.jpg', 'dog')]
     """
     given = {name: value for name, value in options.items() if value is not None}
     kind = kind or detect(tree)
     if kind not in READERS:
-        raise BadInput(f"no reader is called {kind!r}", fix=f"choose one of {', '.join(sorted(READERS))}")
+        raise BadInput(f"unknown format {kind!r}", fix=f"choose one of {', '.join(sorted(READERS))}")
     module, _, name = READERS[kind].partition(":")
     make = getattr(import_module(module), name)
     unknown = [f"--{option}" for option in given if option not in signature(make).parameters]
     if unknown:
-        raise BadInput(f"{kind} data has no {', '.join(unknown)}", fix=f"leave out {', '.join(unknown)}")
+        raise BadInput(f"the format {kind} has no option {', '.join(unknown)}", fix=f"leave out {', '.join(unknown)}")
     reader: Reader = make(tree, **given)
     return reader
 
@@ -88,9 +88,9 @@ def detect(tree: Tree) -> str:
             return kind
     summary = tree.summary
     raise BadInput(
-        f"{tree.url} looks like none of the data sets known here"
+        f"{tree.url} has no layout that Headway recognizes"
         f" ({summary.pictures} pictures in {len(summary.folders)} folders, {len(summary.documents)} other files)",
-        fix=f"say what it is with --format ({', '.join(sorted(READERS))}), or see docs/data.md for the layouts",
+        fix=f"choose one with --format ({', '.join(sorted(READERS))}), or see docs/data.md for the layouts",
     )
 
 

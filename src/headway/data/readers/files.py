@@ -128,9 +128,7 @@ class _Scanner:
 
     def _fail(self, what: str) -> NoReturn:
         where = f"{self._path}: character {self._before + self._at}"
-        raise BadInput(
-            f"not the JSON it should be: {what}", where=where, fix="fetch or export the file again"
-        ) from None
+        raise BadInput(f"unexpected JSON: {what}", where=where, fix="fetch or export the file again") from None
 
 
 PICTURES = frozenset(
@@ -217,7 +215,7 @@ def sanitized_key(key: str) -> str:
     clean = key.replace("\\", "/")
     parts = [part for part in clean.split("/") if part not in ("", ".")]
     if clean.startswith("/") or ".." in parts or "\0" in clean or not parts:
-        raise BadInput(f"{key!r} leads outside of the source", fix="name files relative to the source's folder")
+        raise BadInput(f"{key!r} is outside the source's folder", fix="name files relative to the source's folder")
     return "/".join(parts)
 
 
@@ -232,7 +230,7 @@ def _walk(root: Path, folder: str, seen: frozenset[str]) -> Iterator[str]:
     except FileNotFoundError:
         raise NotThere(f"{here} does not exist", fix="check the path") from None
     except NotADirectoryError:
-        raise BadInput(f"{here} is a file, not a folder", fix="give the folder that holds it") from None
+        raise BadInput(f"{here} is a file, not a folder", fix="give the folder that contains it") from None
     for entry in entries:
         if entry.name.startswith("."):
             continue
@@ -253,14 +251,14 @@ class ClassFolders:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
 
-    def found(self) -> Iterator[Found]:
+    def read_rows(self) -> Iterator[Found]:
         for key in self._tree.walk():
             if not is_picture(key):
                 continue
             parts = key.split("/")
             split = next((split_name(part) for part in parts[:-2] if is_split_folder(part)), "")
             if len(parts) < 2 or (len(parts) == 2 and is_split_folder(parts[0])):
-                yield Bad(row=key, reason="in no class", detail="it lies in no class folder")
+                yield Bad(row=key, reason="in no class", detail="it is in no class folder")
             else:
                 yield Row(id=key, split=split, pictures={"picture": key}, label=parts[-2])
 

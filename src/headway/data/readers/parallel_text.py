@@ -27,7 +27,7 @@ class Parallel:
         self._tables = [key for key in tree.summary.documents if key.lower().endswith(".tsv")]
         self._pairs = [] if self._tables else _pairs(tree, languages)
 
-    def found(self) -> Iterator[Found]:
+    def read_rows(self) -> Iterator[Found]:
         for key in self._tables:
             yield from self._table(key)
         for stem, (source, target) in self._pairs:
@@ -86,7 +86,7 @@ def _pairs(tree: Tree, languages: Pair | None) -> list[tuple[str, Pair]]:
             raise BadInput(
                 f"there are texts in {', '.join(known) or 'no language'}",
                 where=tree.url,
-                fix=f"say from which to which: --languages {some}",
+                fix=f"choose source and target language: --languages {some}",
             )
         languages = (known[1], known[0]) if known[1] == "en" else (known[0], known[1])
     missing = [language for language in languages if language not in known]

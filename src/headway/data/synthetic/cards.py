@@ -1,6 +1,6 @@
 """Drawn cards: a generated data set of graded picture pairs. Needs numpy; about 2 ms per card.
 
-A card is a pure function of (split, index). Its grade follows from its damage by a fixed rule (`card_model`), so how
+A card is a pure function of (split, index). Its grade follows from its damage by a fixed rule (`card_drawing`), so how
 far the print is off-centre and how much of the edges is whitened are known exactly, as training targets.
 """
 
@@ -205,8 +205,8 @@ def write_pairs(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m headway.data.synthetic.cards", description=__doc__)
     parser.add_argument("folder")
-    parser.add_argument("--count", type=int, default=100, help="in all: eight of ten to train on (default: 100)")
-    parser.add_argument("--skewed", action="store_true", help="few low grades and many high ones, as in real life")
+    parser.add_argument("--count", type=int, default=100, help="total number; 80 %% are for training (default: 100)")
+    parser.add_argument("--skewed", action="store_true", help="few low grades and many high ones, as in reality")
     args = parser.parse_args()
     tenth = max(1, args.count // 10)
     counts = {"train": max(1, args.count - 2 * tenth), "val": tenth, "test": tenth}

@@ -112,7 +112,7 @@ def pairs(split: str, count: int) -> list[Pair]:
             found.setdefault(pair.source, pair)
         if len(found) == count:
             return list(found.values())
-    raise AssertionError("the candidates have no end")
+    raise AssertionError("the candidates never run out")
 
 
 def _split_of(source: str) -> str:
@@ -200,12 +200,12 @@ def _english(
     no = " not" if negated else ""
     if asked or negated or tense == "future":
         start = f"{helper} {subject.english}{no}" if asked else f"{subject.english} {helper}{no}"
-        said = f"{start} {verb.bare}"
+        clause = f"{start} {verb.bare}"
     else:
-        said = f"{subject.english} {verb.past if tense == 'past' else verb.bare if subject.many else verb.third}"
+        clause = f"{subject.english} {verb.past if tense == 'past' else verb.bare if subject.many else verb.third}"
     where = f" {place[0][0]} {place[1].english}" if place else ""
     when = f" {time[0]}" if time else ""
-    text = f"{said} {thing.english}{where}{when}"
+    text = f"{clause} {thing.english}{where}{when}"
     return text[0].upper() + text[1:] + ("?" if asked else ".")
 
 

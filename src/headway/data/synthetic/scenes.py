@@ -231,18 +231,18 @@ def _related(scene: Scene) -> tuple[str, ...]:
     many = f"{_article(group.colour)} {group.colour} {group.shape}"
     if scene.group > 1:
         many = f"{COUNTS[scene.group - 1]} {group.colour} {group.shape}{_plural(group)}"
-    said = []
+    captions = []
     for subject, link, thing, verb in (
         (many, relation, one, "is" if scene.group == 1 else "are"),
         (one, _OPPOSITE[relation], many, "is"),
     ):
         for wording in _WORDINGS[link]:
-            said += [
+            captions += [
                 f"{subject} {wording} {thing}",
                 f"{subject} {verb} {wording} {thing}",
                 f"there {verb} {subject} {wording} {thing}",
             ]
-    return tuple(said)
+    return tuple(captions)
 
 
 def _relation(scene: Scene) -> str:
@@ -296,13 +296,13 @@ def write_examples(folder: str | Path, count: int = 8) -> list[Path]:
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths, said = [], {}
+    paths, captions = [], {}
     for number in range(count):
         scene = compose("test", 2 * number + 1)
         paths.append(folder / f"scene_{number + 1:02d}.png")
         Image.fromarray(draw(scene)).save(paths[-1])
-        said[paths[-1].name] = list(references(scene))
-    (folder / "references.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        captions[paths[-1].name] = list(references(scene))
+    (folder / "references.json").write_text(json.dumps(captions, indent=2) + "\n", encoding="utf-8")
     return paths
 
 

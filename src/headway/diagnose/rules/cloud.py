@@ -1,4 +1,4 @@
-"""What clouds say: permissions, quota, stock, credentials."""
+"""Rules for errors of clouds: permissions, quota, capacity, credentials."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RULES = (
     ),
     FailureRule(
         name="secret-permission",
-        pattern=r"secretmanager\.versions\.access|may not read the secret (?P<secret>\S+)"
+        pattern=r"secretmanager\.versions\.access|(?:may not|no permission to) read the secret (?P<secret>\S+)"
         r"|AccessDenied.*secretsmanager",
         cause="the training machine has no permission to read a secret",
         fix="gcloud secrets add-iam-policy-binding {secret} --member=serviceAccount:{service_account}"

@@ -1,4 +1,4 @@
-"""What Kubernetes, Docker and Slurm say."""
+"""Rules for errors of Kubernetes, Docker, Slurm and ssh."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ RULES = (
     FailureRule(
         name="crash-loop",
         pattern=r"CrashLoopBackOff|Back-off restarting failed container",
-        cause="the container keeps exiting right after its start",
+        cause="the container exits repeatedly right after it starts",
         fix="headway logs {run}; if that is empty: kubectl logs -n {namespace} -l headway.run={run} --previous",
     ),
     FailureRule(

@@ -1,4 +1,4 @@
-"""The training code itself."""
+"""Rules for errors in the training code itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ RULES = (
         name="missing-module",
         pattern=r"(?:ModuleNotFoundError|ImportError): No module named '?(?P<module>[\w.]+)'?",
         cause="the Python module {module} is not installed on the training machine, or not among the uploaded files",
-        fix="add it to requirements.txt (requirements: in the job file); headway plan shows which files are uploaded",
+        fix="add {package} to requirements.txt (requirements: in the job file), then headway run; "
+        "if it is a module of yours, headway plan shows which files are uploaded",
+        fix_here="{python} -m pip install {package}, then headway run; "
+        "if it is a module of yours, run from the folder that contains it",
     ),
     FailureRule(
         name="numpy-abi",
@@ -52,13 +55,15 @@ RULES = (
         r"|The size of tensor a \(\d+\) must match the size of tensor b|Sizes of tensors must match"
         r"|Expected input batch_size \(\d+\) to match target batch_size",
         cause="tensor shapes do not match: a layer, a batch or a checkpoint has another size",
-        fix="headway plan --rehearse finds such errors on this machine, with a batch of 2",
+        fix="compare the sizes in the message with the layer and the batch at that line",
+        in_code=True,
     ),
     FailureRule(
         name="keys-of-another-model",
         pattern=r"Error\(s\) in loading state_dict|Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict",
         cause="the weights belong to another model than the one that the code builds",
         fix="use the settings of the run that wrote them; init_from needs the same architecture",
+        in_code=True,
     ),
     FailureRule(
         name="dtypes",
@@ -66,24 +71,28 @@ RULES = (
         r"|Input type \(.*\) and weight type \(.*\) should be the same",
         cause="two tensors have different dtypes or devices",
         fix="use run.place(model) and run.steps(feed); call .to(run.device) on tensors that you create",
+        in_code=True,
     ),
     FailureRule(
         name="several-devices",
         pattern=r"Expected all tensors to be on the same device",
         cause="two tensors are on different devices",
         fix="call .to(run.device) on tensors that you create",
+        in_code=True,
     ),
     FailureRule(
         name="unsafe-checkpoint",
         pattern=r"Weights only load failed|WeightsUnpickler error",
         cause="the file contains more than weights: loading it could run code",
         fix="save only the state_dict, as safetensors; or convert the file if you trust it",
+        in_code=True,
     ),
     FailureRule(
         name="fork-in-workers",
         pattern=r"Cannot re-initialize CUDA in forked subprocess",
         cause="a data loader worker was forked after CUDA was initialized",
         fix="create loaders before the model, or set multiprocessing_context='spawn'",
+        in_code=True,
     ),
     FailureRule(
         name="worker-died",
@@ -96,12 +105,14 @@ RULES = (
         pattern=r"RecursionError|maximum recursion depth exceeded",
         cause="the code recurses without end",
         fix="headway logs {run} shows the lines above it",
+        in_code=True,
     ),
     FailureRule(
         name="syntax",
         pattern=r"(?:SyntaxError|IndentationError|TabError): (?P<what>.+)",
         cause="the script is not valid for the training machine's Python: {what}",
         fix="check it with python -m py_compile and the same version; headway plan shows which files are uploaded",
+        in_code=True,
     ),
     FailureRule(
         name="crashed-in-native-code",

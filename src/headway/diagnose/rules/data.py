@@ -1,4 +1,4 @@
-"""Data, stores and secrets."""
+"""Rules for errors of data, stores and secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerators, drivers and processors."""
+"""Rules for errors of accelerators, drivers and processors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends that are no crash: deadlines, stops, budgets."""
+"""Rules for runs that ended without a crash: deadlines, stops, budgets."""
 
 from __future__ import annotations
 

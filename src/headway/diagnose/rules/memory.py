@@ -1,4 +1,4 @@
-"""Memory and disks that are full."""
+"""Rules for full memory and full disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that cannot reach or do not wait for each other."""
+"""Rules for ranks that cannot reach each other, or time out waiting for each other."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _decode_steps(
     rows, decoder = len(grid) * rows_each, decoder_for(model.decoder, grid)
     state = decoder.start(grid, rows=rows)
     word = torch.full((rows,), START, device=grid.device)
-    said = torch.full((rows, max_length), PAD, device=grid.device)
+    sequences = torch.full((rows, max_length), PAD, device=grid.device)
     total = torch.zeros(rows, device=grid.device)
     going = torch.ones(rows, dtype=torch.bool, device=grid.device)
     looks: list[Tensor] = []
@@ -135,13 +135,13 @@ def _decode_steps(
         gains = mask_special(scores[:, 0]).log_softmax(dim=1)
         word = choose(gains)
         total = total + gains.gather(1, word[:, None])[:, 0] * going
-        said[:, step] = torch.where(going, word, PAD)
+        sequences[:, step] = torch.where(going, word, PAD)
         if state.looks is not None:
             looks.append(state.looks * going[:, None])
         going = going & (word != END)
         if not going.any():
             break
-    return DecodedCaptions(said, total, _stacked(looks, max_length))
+    return DecodedCaptions(sequences, total, _stacked(looks, max_length))
 
 
 def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_penalty: float) -> DecodedCaptions:
@@ -149,7 +149,7 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
     pictures, device, decoder = len(grid), grid.device, decoder_for(model.decoder, grid)
     state = decoder.start(grid, rows=pictures * beam)
     first_row = torch.arange(pictures, device=device)[:, None] * beam
-    said = torch.full((pictures, beam, max_length), PAD, device=device)
+    sequences = torch.full((pictures, beam, max_length), PAD, device=device)
     total = torch.full((pictures, beam), float("-inf"), device=device)
     total[:, 0] = 0  # all hypotheses start out equal: let only one of them branch
     length = torch.zeros(pictures, beam, device=device)
@@ -167,9 +167,9 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
         origin = best // gains.shape[2]
         total = totals.flatten(1).gather(1, best)
         length = lengths[:, :, 0].gather(1, origin)
-        said = said.gather(1, origin[:, :, None].expand(-1, -1, max_length))
+        sequences = sequences.gather(1, origin[:, :, None].expand(-1, -1, max_length))
         word = torch.where(ended.gather(1, origin), PAD, words.flatten(1).gather(1, best))
-        said[:, :, step] = word
+        sequences[:, :, step] = word
         rows = (first_row + origin).flatten()
         state = state.of(rows)
         if state.looks is not None:
@@ -177,7 +177,7 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
         if bool(((word == END) | (word == PAD)).all()):
             break
     found = _stacked(looks, max_length)
-    return DecodedCaptions(said[:, 0], total[:, 0], None if found is None else found[::beam], said, total)
+    return DecodedCaptions(sequences[:, 0], total[:, 0], None if found is None else found[::beam], sequences, total)
 
 
 def mask_special(scores: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from headway.backbones.weights import fingerprint
 from headway.core.errors import BadInput, DiskFull
+from headway.data.dataset.manifest import sources_of
 from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, share, uniforms
 from headway.data.synthetic import scenes
 from headway.recipes.captioning.config import Config
@@ -71,10 +72,10 @@ class Pictures:
 
 
 def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> list[Pictures]:
-    """Load one split of each source in the job, or the drawn scenes if it names none."""
-    sources: tuple[Source, ...] = getattr(data, split) or (Source(source=SCENES),)
+    """Load one split from the job's sources for it, else from its training sources, else from drawn scenes."""
+    sources = sources_of(data, split, SCENES)
     if sum(source.source == SCENES for source in sources) > 1:
-        raise BadInput(f"data.{split} names {SCENES} twice", fix="name it once, with a limit if need be")
+        raise BadInput(f"data.{split} names {SCENES} twice", fix="name it once, with a limit if needed")
     found = [
         _load_scenes(cfg, s, split) if s.source == SCENES else _load_prepared(cfg, s, split, cache) for s in sources
     ]
@@ -142,7 +143,7 @@ def _kinds(source: Source, split: str) -> tuple[str, ...]:
     kind = source.where.get("kind")
     if set(source.where) - {"kind"} or (kind is not None and kind not in scenes.KINDS):
         known = ", ".join(scenes.KINDS)
-        raise BadInput(f"{SCENES} can be chosen from by kind alone", where=f"data.{split}", fix=f"kind: one of {known}")
+        raise BadInput(f"{SCENES} can be filtered by kind only", where=f"data.{split}", fix=f"kind: one of {known}")
     return scenes.KINDS if kind is None else (str(kind),)
 
 
@@ -204,8 +205,8 @@ def _load_prepared(cfg: Config, source: Source, split: str, cache: Cache | None)
     references = [tuple(shard.cells("captions")[inside]) for shard, inside in located]
     silent = sum(not said for said in references)
     if silent:
-        what = f"{silent:,} pictures of {source.source} have no captions, so there is nothing to learn or score"
-        raise BadInput(what, where=f"data.{split}", fix="choose a split that people captioned")
+        what = f"{silent:,} pictures of {source.source} have no captions, so they cannot be used to train or score"
+        raise BadInput(what, where=f"data.{split}", fix="choose a split that has captions")
     return Pictures(
         name=source.source.rstrip("/").rpartition("/")[2],
         pixels=Stored(rows, cfg.side),
@@ -436,12 +437,14 @@ def _write(path: Path, encoder: PretrainedEncoder, pictures: Pictures, *, mirror
                 os.fsync(file.fileno())
                 done += len(places)
                 rate = (done - first) / max(1e-9, time.monotonic() - begun)
-                sys.stderr.write(f"features of {pictures.name}: {done:,} of {total:,} pictures, {rate:.0f} a second\n")
+                sys.stderr.write(
+                    f"features of {pictures.name}: {done:,} of {total:,} pictures, {rate:.0f} per second\n"
+                )
     except OSError as error:
         raise DiskFull(
-            f"the features could not be kept: {error.strerror}",
+            f"cannot write the encoder's features: {error.strerror}",
             where=str(part),
-            fix=f"make room ({total * size / 1e9:.1f} GB in all), or name another cache.dir",
+            fix=f"free disk space ({total * size / 1e9:.1f} GB in total), or set another cache.dir",
         ) from None
     os.rename(part, path)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -60,8 +60,8 @@ class Decoder(nn.Module, ABC):
         """Return the loss inputs for captions (pictures, captions each, length), padded at the end."""
         words = captions.flatten(0, 1)
         scores, _ = self(self._drop_words(words[:, :-1]), self.start(grid, rows=len(words)))
-        said = words[:, 1:] != PAD
-        return DecoderLossInputs(scores[said], words[:, 1:][said], said.nonzero()[:, 0])
+        is_word = words[:, 1:] != PAD
+        return DecoderLossInputs(scores[is_word], words[:, 1:][is_word], is_word.nonzero()[:, 0])
 
     def _drop_words(self, words: Tensor) -> Tensor:
         """Apply word dropout in training, so that the previous words alone do not suffice to predict the next."""
@@ -106,8 +106,8 @@ class LstmBase(Decoder):
 
     def _read(self, given: Tensor, memory: DecoderState) -> tuple[Tensor, DecoderState]:
         state = (memory.hidden[None].contiguous(), memory.cell[None].contiguous())
-        said, (hidden, cell) = self.lstm(given, state)
-        return said, DecoderState(memory.view, hidden[0], cell[0])
+        output, (hidden, cell) = self.lstm(given, state)
+        return output, DecoderState(memory.view, hidden[0], cell[0])
 
 
 class LstmDecoder(LstmBase):
@@ -124,19 +124,19 @@ class LstmDecoder(LstmBase):
         return (torch.relu(self.look(self.dropout(flat))),)
 
     def forward(self, words: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        said, after = self._read(self._given(words, state.view[0]), state)
-        return self.score(self.dropout(said)), after
+        output, after = self._read(self._given(words, state.view[0]), state)
+        return self.score(self.dropout(output)), after
 
     def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
         """Pack the rows, so that captions shorter than the longest cost nothing extra."""
         words = captions.flatten(0, 1)
         lengths = (words[:, 1:] != PAD).sum(dim=1).cpu()
         given = self._given(self._drop_words(words[:, :-1]), self.see(grid)[0])
-        said, _ = self.lstm(pack_padded_sequence(given, lengths, batch_first=True, enforce_sorted=False))
+        output, _ = self.lstm(pack_padded_sequence(given, lengths, batch_first=True, enforce_sorted=False))
         whose = torch.arange(len(words), device=words.device)[:, None].expand_as(words[:, 1:])
         wanted = torch.stack([words[:, 1:], whose], dim=2)
         packed = pack_padded_sequence(wanted, lengths, batch_first=True, enforce_sorted=False).data
-        return DecoderLossInputs(self.score(self.dropout(said.data)), packed[:, 0], packed[:, 1])
+        return DecoderLossInputs(self.score(self.dropout(output.data)), packed[:, 0], packed[:, 1])
 
     def _given(self, words: Tensor, picture: Tensor) -> Tensor:
         rows = picture.repeat_interleave(len(words) // len(picture), dim=0)[:, None].expand(-1, words.shape[1], -1)
@@ -173,10 +173,10 @@ class GlimpseDecoder(LstmBase):
         return self._by_head(self.key(places)), self._by_head(self.value(places))
 
     def forward(self, words: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        said, after = self._read(self.embedding(words), state)
+        output, after = self._read(self.embedding(words), state)
         keys, values = state.view
-        rows, length, _ = said.shape
-        asked = self._by_head(self.query(said).view(len(keys), rows // len(keys) * length, -1)) * self.SHARPNESS
+        rows, length, _ = output.shape
+        asked = self._by_head(self.query(output).view(len(keys), rows // len(keys) * length, -1)) * self.SHARPNESS
         if self.training:
             found = functional.scaled_dot_product_attention(asked, keys, values)
         else:
@@ -185,7 +185,7 @@ class GlimpseDecoder(LstmBase):
             cells = weights.mean(dim=1).view(rows, length, -1)[:, -1, : len(self.place)]
             after = after._replace(looks=cells / cells.sum(dim=1, keepdim=True).clamp(min=1e-6))
         seen = found.transpose(1, 2).reshape(rows, length, -1)
-        return self.sight(self.dropout(seen)) + self.language(self.dropout(said)), after
+        return self.sight(self.dropout(seen)) + self.language(self.dropout(output)), after
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.heads, self.size).transpose(1, 2)
@@ -245,49 +245,15 @@ def _narrow(given: int, between: int, out: int) -> nn.Module:
     return nn.Sequential(nn.Linear(given, between, bias=False), nn.Linear(between, out))
 
 
-# Deferred weight gradient
+# Show, Attend and Tell
 
 
 Map = Callable[[Tensor], Tensor]
 
 
-def linear_map(weight: Tensor, bias: Tensor, rows: Sequence[int] | None) -> Map:
-    """Return x ↦ x weightᵀ + bias, for repeated calls, with one weight gradient for all calls together.
-
-    Autograd would make a small product per word and add each to a sum as large as the weights; here it is one product.
-    `rows`: the row count of each call in training; None if no gradient is needed.
-    """
-    if rows is None:
-        return partial(functional.linear, weight=weight, bias=bias)
-    given: list[Tensor] = []  # detached: a graph that refers back to itself would never be freed
-    biases = iter(_DeferredWeightGradient.apply(weight, bias, given, rows))  # type: ignore[no-untyped-call]
-    transposed = weight.detach().t()
-
-    def apply(x: Tensor) -> Tensor:
-        given.append(x.detach())
-        return torch.addmm(next(biases), x, transposed)
-
-    return apply
-
-
-class _DeferredWeightGradient(torch.autograd.Function):
-    """Returns one bias per call.
-
-    The gradient of that bias is the gradient of the call's result: all the weights need.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor, given: list[Tensor], rows: Sequence[int]) -> tuple[Tensor, ...]:
-        ctx.given = given
-        return tuple(bias.repeat(count, 1) for count in rows)
-
-    @staticmethod
-    def backward(ctx: Any, *parts: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        gradient = torch.cat(parts)
-        return gradient.t() @ torch.cat(ctx.given).to(gradient.dtype), gradient.sum(dim=0), None, None
-
-
-# Show, Attend and Tell
+def linear_map(weight: Tensor, bias: Tensor) -> Map:
+    """Return x ↦ x weightᵀ + bias, for weights that are joined from several layers."""
+    return partial(functional.linear, weight=weight, bias=bias)
 
 
 class AttentionState(NamedTuple):
@@ -349,7 +315,7 @@ class AttentionDecoder(Decoder):
         return AttentionState(self.key(values)[:, None], values, tuple(by_layer))
 
     def forward(self, words: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        scores, maps = [], self._maps(None)
+        scores, maps = [], self._maps()
         for word in words.unbind(dim=1):
             embedded = self.embedding(word)
             hidden, seen, state = self._step(embedded, state, maps)
@@ -373,16 +339,17 @@ class AttentionDecoder(Decoder):
         covered = grid.new_zeros(pictures, each, grid.shape[1])
         guess: Tensor | None = None
         still = [sum(length > step for length in longest) for step in range(int(longest[0]))]
-        maps = self._maps([pictures * going for going in still])
+        maps = self._maps()
         for step, going in enumerate(still):
             state = self._first(state, pictures, going)
             embedded = self.embedding(self._word(given[:, :going, step].flatten(), guess, going, pictures))
             hidden, seen, state = self._step(embedded, state, maps)
             now = targets[:, :going, step].flatten()
-            said = now != PAD
-            kept.append((hidden[said], seen[said], embedded[said], now[said], whose[:, :going].flatten()[said]))
+            is_word = now != PAD
+            caption = whose[:, :going].flatten()[is_word]
+            kept.append((hidden[is_word], seen[is_word], embedded[is_word], now[is_word], caption))
             assert state.looks is not None
-            looks = (state.looks * said[:, None]).view(pictures, going, -1)
+            looks = (state.looks * is_word[:, None]).view(pictures, going, -1)
             covered = covered + torch.nn.functional.pad(looks, [0, 0, 0, each - going])
             if self.training and self.own_words:
                 guess = self._scores(hidden, seen, embedded).detach().argmax(dim=1).view(pictures, going)
@@ -390,12 +357,12 @@ class AttentionDecoder(Decoder):
         extra = self.doubly * ((1 - covered) ** 2).sum() if self.doubly else None
         return DecoderLossInputs(self._scores(hidden, seen, embedded), targets, whose, extra)
 
-    def _word(self, said: Tensor, guess: Tensor | None, going: int, pictures: int) -> Tensor:
+    def _word(self, word: Tensor, guess: Tensor | None, going: int, pictures: int) -> Tensor:
         """Return the reference word or, with the scheduled-sampling probability, the model's own prediction."""
         if guess is None:
-            return said
-        own = torch.rand(said.shape, device=said.device) < self.own_words
-        return torch.where(own & (said != PAD), guess[:, :going].reshape(-1), said)
+            return word
+        own = torch.rand(word.shape, device=word.device) < self.own_words
+        return torch.where(own & (word != PAD), guess[:, :going].reshape(-1), word)
 
     def _first(self, state: AttentionState, pictures: int, going: int) -> AttentionState:
         """Return the state of the first `going` captions of each picture."""
@@ -408,18 +375,18 @@ class AttentionDecoder(Decoder):
         )
         return state._replace(layers=layers)
 
-    def _maps(self, rows: Sequence[int] | None) -> DecoderWeights:
-        """Build the linear maps. `rows`: the row count of each step in training; None if no gradient is needed."""
+    def _maps(self) -> DecoderWeights:
+        """Build the linear maps, once for all words."""
         ask = torch.cat([self.query.weight, self.gate.weight]), torch.cat([self.query.bias, self.gate.bias])
         layers: list[tuple[Map, ...]] = []
         for cell in self.cells:
             assert isinstance(cell, nn.LSTMCell | nn.GRUCell)
             below, own = (cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh)
             if self.kind == "lstm":
-                layers.append((linear_map(torch.cat([below[0], own[0]], dim=1), below[1] + own[1], rows),))
+                layers.append((linear_map(torch.cat([below[0], own[0]], dim=1), below[1] + own[1]),))
             else:
-                layers.append((linear_map(*below, rows), linear_map(*own, rows)))
-        return DecoderWeights(linear_map(*ask, rows), tuple(layers))
+                layers.append((linear_map(*below), linear_map(*own)))
+        return DecoderWeights(linear_map(*ask), tuple(layers))
 
     def _step(
         self, embedded: Tensor, state: AttentionState, maps: DecoderWeights
@@ -439,8 +406,8 @@ class AttentionDecoder(Decoder):
         return layers[-1][0], seen, AttentionState(state.keys, state.values, tuple(layers), looks.view(len(top), cells))
 
     def _scores(self, hidden: Tensor, seen: Tensor, embedded: Tensor) -> Tensor:
-        told: Tensor = self.score(self.dropout(embedded + self.from_hidden(hidden) + self.from_seen(seen)))
-        return told
+        scores: Tensor = self.score(self.dropout(embedded + self.from_hidden(hidden) + self.from_seen(seen)))
+        return scores
 
 
 def _lstm(maps: tuple[Map, ...], below: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -465,15 +432,15 @@ Pair = tuple[Tensor, Tensor]  # keys and values: (…, heads, positions, size)
 
 
 class Cache(NamedTuple):
-    """Key/value cache per layer: `seen` of each picture, `said` of each row."""
+    """Key/value cache per layer: `seen` of each picture, `written` of each row."""
 
     seen: tuple[Pair, ...]
-    said: tuple[Pair, ...]
+    written: tuple[Pair, ...]
     looks: Tensor | None = None
 
     def of(self, rows: Tensor) -> Cache:
-        said = tuple((keys[rows], values[rows]) for keys, values in self.said)
-        return Cache(self.seen, said, None if self.looks is None else self.looks[rows])
+        written = tuple((keys[rows], values[rows]) for keys, values in self.written)
+        return Cache(self.seen, written, None if self.looks is None else self.looks[rows])
 
 
 class Row(NamedTuple):
@@ -499,13 +466,13 @@ class Row(NamedTuple):
 def pack_rows(words: Tensor, targets: Tensor) -> Row:
     """Pack each picture's captions into one row, with all padding at the end of the row."""
     pictures, each, length = words.shape
-    said = (targets != PAD).flatten(1)
-    order = (~said).to(torch.int8).argsort(dim=1, stable=True)[:, : int(said.sum(dim=1).max())]
+    is_word = (targets != PAD).flatten(1)
+    order = (~is_word).to(torch.int8).argsort(dim=1, stable=True)[:, : int(is_word.sum(dim=1).max())]
     caption = torch.arange(each, device=words.device).repeat_interleave(length).expand(pictures, -1).gather(1, order)
     position = torch.arange(length, device=words.device).repeat(each).expand(pictures, -1).gather(1, order)
     same = caption[:, :, None] == caption[:, None, :]
     mask = same & (position[:, :, None] >= position[:, None, :])
-    at = said.gather(1, order).flatten().nonzero()[:, 0]
+    at = is_word.gather(1, order).flatten().nonzero()[:, 0]
     given, wanted = (part.flatten(1).gather(1, order).flatten()[at] for part in (words, targets))
     whose = caption + torch.arange(pictures, device=words.device)[:, None] * each
     return Row(given, wanted, whose.flatten()[at], position.flatten()[at], at, mask)
@@ -541,14 +508,14 @@ class Layer(nn.Module):
         x = x + self.dropout(self.picture_out(row.gathered(self._joined(found))))
         return self._think(x)
 
-    def next(self, x: Tensor, seen: Pair, said: Pair | None) -> tuple[Tensor, Pair, Tensor]:
+    def next(self, x: Tensor, seen: Pair, written: Pair | None) -> tuple[Tensor, Pair, Tensor]:
         """Process one more word per row: x (rows, 1, width).
 
         Also returns the extended key/value cache and the attention weights (rows, cells).
         """
         asked, keys, values = (self._by_head(part) for part in self.words(self.norms[0](x)).chunk(3, dim=2))
-        if said is not None:
-            keys, values = torch.cat([said[0], keys], dim=2), torch.cat([said[1], values], dim=2)
+        if written is not None:
+            keys, values = torch.cat([written[0], keys], dim=2), torch.cat([written[1], values], dim=2)
         found = functional.scaled_dot_product_attention(asked, keys, values)
         x = x + self.words_out(self._joined(found))
         pictures = len(seen[0])
@@ -593,8 +560,8 @@ class TransformerDecoder(Decoder):
     def forward(self, words: Tensor, state: Cache) -> tuple[Tensor, Cache]:
         scores = []
         for word in words.unbind(dim=1):
-            told, state = self._next(word[:, None], state)
-            scores.append(told)
+            next_scores, state = self._next(word[:, None], state)
+            scores.append(next_scores)
         return torch.cat(scores, dim=1), state
 
     def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
@@ -613,13 +580,13 @@ class TransformerDecoder(Decoder):
         return seen
 
     def _next(self, word: Tensor, state: Cache) -> tuple[Tensor, Cache]:
-        length = state.said[0][0].shape[2] if state.said else 0
-        x, said = self.embedding(word) + self.position[length], []
+        length = state.written[0][0].shape[2] if state.written else 0
+        x, written = self.embedding(word) + self.position[length], []
         looks: Tensor | None = None
         for number, layer in enumerate(self._stack()):
-            x, now, looks = layer.next(x, state.seen[number], state.said[number] if state.said else None)
-            said.append(now)
-        return self.score(self.norm(x)), Cache(state.seen, tuple(said), looks)
+            x, now, looks = layer.next(x, state.seen[number], state.written[number] if state.written else None)
+            written.append(now)
+        return self.score(self.norm(x)), Cache(state.seen, tuple(written), looks)
 
     def _stack(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]

@@ -42,29 +42,29 @@ class CaptionJudge:
         self._pictures = pictures
         self._scorer = CaptionScorer(pictures.references)
 
-    def scores(self, said: Sequence[str], metrics: Sequence[str] = REPORTED) -> dict[str, float]:
+    def scores(self, captions: Sequence[str], metrics: Sequence[str] = REPORTED) -> dict[str, float]:
         """Score against all references; for generated scenes, also compute the share of valid captions."""
-        measured = self._scorer.score(said)
+        measured = self._scorer.score(captions)
         found = {name: measured[name] for name in metrics}
         if self._pictures.valid is not None:
-            found["exact"] = float(np.mean(is_correct(self._pictures, said)))
+            found["exact"] = float(np.mean(is_correct(self._pictures, captions)))
         return found
 
-    def each(self, said: Sequence[str]) -> list[float]:
+    def each(self, captions: Sequence[str]) -> list[float]:
         """Return the CIDEr of each caption."""
-        found: list[float] = np.asarray(self._scorer.measure(said).cider).tolist()
+        found: list[float] = np.asarray(self._scorer.measure(captions).cider).tolist()
         return found
 
-    def samples(self, said: Sequence[str]) -> dict[str, Any]:
+    def samples(self, captions: Sequence[str]) -> dict[str, Any]:
         """Return each picture's contribution to each metric, for confidence intervals and comparisons of runs."""
-        measured = self._scorer.measure(said)
+        measured = self._scorer.measure(captions)
         found = {
             **{f"bleu_{order}": of_counts(measured.bleu, order) for order in (1, 4)},
             "cider": of_values(measured.cider),
             "rouge_l": of_values(measured.rouge_l),
         }
         if self._pictures.valid is not None:
-            found["exact"] = of_values(is_correct(self._pictures, said))
+            found["exact"] = of_values(is_correct(self._pictures, captions))
         return found
 
 
@@ -79,10 +79,10 @@ class Validation:
         """Score greedy captions per source and overall. Each rank captions its share."""
         share = generate_captions(model, self._cfg, len(self._sources), run.evaluating(self._feed), beam=1)
         rows: Tensor = run.total(share.to(run.device))
-        said = [model.vocabulary.decode(row) for row in rows.tolist()]
+        captions = [model.vocabulary.decode(row) for row in rows.tolist()]
         return average_scores(
             self._sources,
-            [judge.scores(part) for judge, part in zip(self._judges, _parts(self._sources, said), strict=True)],
+            [judge.scores(part) for judge, part in zip(self._judges, _parts(self._sources, captions), strict=True)],
         )
 
 
@@ -103,14 +103,14 @@ def average_scores(sources: Sources, each: Sequence[Mapping[str, float]]) -> dic
 
 def generate_captions(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, beam: int) -> Tensor:
     """Caption the pictures in `batches`: one row of token ids per picture, zero for those of other ranks."""
-    said = torch.zeros(count, cfg.max_length, dtype=torch.int64)
+    captions = torch.zeros(count, cfg.max_length, dtype=torch.int64)
     learning = model.training
     model.eval()
     for batch in batches:
         words = caption(model, batch.pictures, max_length=cfg.max_length, beam=beam, length_penalty=cfg.length_penalty)
-        said[batch.rows.cpu()] = words.cpu()
+        captions[batch.rows.cpu()] = words.cpu()
     model.train(learning)
-    return said
+    return captions
 
 
 def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
@@ -118,11 +118,11 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Ca
     sources = _encode(model, cfg, load(cfg, data, split, cache=cache), cache)
     feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
     rows = generate_captions(model, cfg, len(sources), _all(feed), beam=cfg.beam)
-    said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
+    captions = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
     judges = [CaptionJudge(pictures) for pictures in sources.pictures]
-    each = [judge.scores(part, EVERY) for judge, part in zip(judges, said, strict=True)]
+    each = [judge.scores(part, EVERY) for judge, part in zip(judges, captions, strict=True)]
     metrics, by_group, examples = average_scores(sources, each), {}, []
-    for pictures, part in zip(sources.pictures, said, strict=True):
+    for pictures, part in zip(sources.pictures, captions, strict=True):
         groups = _groups(pictures)
         for name, chosen in groups.items():
             found = by_group[name] = CaptionJudge(_only(pictures, chosen)).scores([part[row] for row in chosen])
@@ -137,20 +137,22 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Ca
         metrics=metrics,
         groups=by_group,
         examples=examples,
-        **_best_and_worst(sources, judges, said),
+        **_best_and_worst(sources, judges, captions),
         baseline=_baseline(sources, judges),
-        samples=judges[0].samples(said[0]) if len(sources.pictures) == 1 else {},
+        samples=judges[0].samples(captions[0]) if len(sources.pictures) == 1 else {},
     )
 
 
-def _best_and_worst(sources: Sources, judges: Sequence[CaptionJudge], said: Sequence[Sequence[str]]) -> dict[str, Any]:
+def _best_and_worst(
+    sources: Sources, judges: Sequence[CaptionJudge], captions: Sequence[Sequence[str]]
+) -> dict[str, Any]:
     """Select the best and worst captions by their own CIDEr, over all sources."""
-    places = [(source, row) for source, part in enumerate(said) for row in range(len(part))]
-    good = [value for judge, part in zip(judges, said, strict=True) for value in judge.each(part)]
+    places = [(source, row) for source, part in enumerate(captions) for row in range(len(part))]
+    good = [value for judge, part in zip(judges, captions, strict=True) for value in judge.each(part)]
 
     def example(at: int) -> Example:
         source, row = places[at]
-        found = _examples(sources.pictures[source], said[source], {"": [row]})[0]
+        found = _examples(sources.pictures[source], captions[source], {"": [row]})[0]
         return replace(found, note=f"CIDEr {good[at]:.2f}")
 
     best, worst = extremes(good)
@@ -163,7 +165,7 @@ def _baseline(sources: Sources, judges: Sequence[CaptionJudge]) -> Baseline:
     always = min(counts, key=lambda text: (-counts[text], text))
     each = [judge.scores([always] * len(part), EVERY) for judge, part in zip(judges, sources.pictures, strict=True)]
     return Baseline(
-        words=f"says “{always}” of every picture, the commonest caption", metrics=average_scores(sources, each)
+        words=f"gives every picture the most frequent caption, “{always}”", metrics=average_scores(sources, each)
     )
 
 
@@ -180,8 +182,8 @@ def choose_search(
     for beam, penalty in SEARCHES:
         tried = replace(cfg, beam=beam, length_penalty=penalty)
         rows = generate_captions(model, tried, len(sources), (Batch(*batch) for batch in encoded), beam=beam)
-        said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
-        each = [judge.scores(part, EVERY) for judge, part in zip(judges, said, strict=True)]
+        captions = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
+        each = [judge.scores(part, EVERY) for judge, part in zip(judges, captions, strict=True)]
         found.append((tried, average_scores(sources, each)))
     return max(found, key=lambda one: one[1][cfg.best])
 
@@ -197,8 +199,8 @@ def _all(feed: EvaluationFeed) -> Iterator[Batch]:
     return with_progress((feed.batch(0, step, 0, 1) for step in range(len(feed))), "captioning", len(feed))
 
 
-def _parts(sources: Sources, said: Sequence[str]) -> list[list[str]]:
-    return [list(said[start:stop]) for start, stop in pairwise(sources.starts.tolist())]
+def _parts(sources: Sources, captions: Sequence[str]) -> list[list[str]]:
+    return [list(captions[start:stop]) for start, stop in pairwise(sources.starts.tolist())]
 
 
 def _groups(pictures: Pictures) -> dict[str, list[int]]:
@@ -220,18 +222,18 @@ def _only(pictures: Pictures, rows: Sequence[int]) -> Pictures:
     )
 
 
-def is_correct(pictures: Pictures, said: Sequence[str]) -> NDArray[np.bool_]:
+def is_correct(pictures: Pictures, captions: Sequence[str]) -> NDArray[np.bool_]:
     """Return which captions the grammar allows for their picture."""
     assert pictures.valid is not None
-    return np.array([text in valid for text, valid in zip(said, pictures.valid, strict=True)])
+    return np.array([text in valid for text, valid in zip(captions, pictures.valid, strict=True)])
 
 
-def _examples(pictures: Pictures, said: Sequence[str], groups: dict[str, list[int]]) -> list[Example]:
-    judged = None if pictures.valid is None else is_correct(pictures, said)
+def _examples(pictures: Pictures, captions: Sequence[str], groups: dict[str, list[int]]) -> list[Example]:
+    judged = None if pictures.valid is None else is_correct(pictures, captions)
     return [
         Example(
             picture=_png(pictures.pixels.read(np.array([row]))[0]),
-            answer=said[row],
+            answer=captions[row],
             expected=pictures.references[row],
             right=None if judged is None else bool(judged[row]),
             group=name,

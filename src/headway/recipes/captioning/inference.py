@@ -17,6 +17,7 @@ from headway.artifacts.onnx import Graph
 from headway.artifacts.predictor import Answer, Field, Instance, Run
 from headway.bundle.format import Bundle, BundleParts
 from headway.core.errors import BadInput
+from headway.recipes.bundling import CardText, bundle_parts
 from headway.recipes.captioning.beam_search import DecodedCaptions, describe, views
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import SCENES
@@ -24,7 +25,7 @@ from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.vocabulary import END, PAD, Vocabulary
 from headway.recipes.common import center_crop, load_weights, open_picture
 from headway.spec import Job
-from headway.spec.loading import from_plain, to_plain
+from headway.spec.loading import from_plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,10 +44,10 @@ def attention_sheet(model: Captioner, cfg: Config, pictures: Tensor) -> bytes:
     from PIL import Image, ImageDraw
 
     seen = views(cfg, pictures)
-    said = describe(model, seen, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty)
-    if said.looks is None:
-        raise BadInput(f"an {cfg.decoder} decoder looks nowhere", fix="use glimpse, attention or transformer")
-    rows = [[word for word in row if word not in (PAD, END)] for row in said.words.tolist()]
+    decoded = describe(model, seen, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty)
+    if decoded.looks is None:
+        raise BadInput(f"the {cfg.decoder} decoder has no attention", fix="use glimpse, attention or transformer")
+    rows = [[word for word in row if word not in (PAD, END)] for row in decoded.words.tolist()]
     width = TILE * (1 + max(map(len, rows)))
     sheet = Image.new("RGB", (width, (TILE + _WORD) * len(rows)), "white")
     pen = ImageDraw.Draw(sheet)
@@ -55,7 +56,7 @@ def attention_sheet(model: Captioner, cfg: Config, pictures: Tensor) -> bytes:
         whole = Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy()).resize((TILE, TILE))
         sheet.paste(whole, (0, top))
         for place, word in enumerate(words):
-            light = _light(said.looks[number, place].numpy())
+            light = _light(decoded.looks[number, place].numpy())
             sheet.paste(_lit(whole, light), (TILE * (place + 1), top))
             pen.text((TILE * (place + 1) + 2, top + TILE + 2), model.vocabulary.words[word], fill="black")
     body = io.BytesIO()
@@ -84,17 +85,22 @@ _AT_ONCE: Final = 64  # batch size
 
 def bundle(model: Captioner, cfg: Config, job: Job, scores: Mapping[str, float]) -> BundleParts:
     """Collect weights, config, vocabulary and model card. `scores` are the validation scores of these weights."""
-    name = job.export.name or job.name
-    weights = {key: value.detach().clone() for key, value in model.state_dict().items() if isinstance(value, Tensor)}
-    return BundleParts(
-        recipe="captioning",
-        name=name,
-        config=to_plain(cfg),
-        weights=weights,
-        files=model.vocabulary.files(),
-        metrics=dict(scores),
-        card=_card(name, model, cfg, job, scores),
+    text = CardText(
+        summary=(
+            f"Describes a picture in one sentence. Encoder `{cfg.encoder}`, decoder `{cfg.decoder}`, "
+            f"{len(model.vocabulary)} words."
+        ),
+        example="picture.png",
+        generated=(SCENES, "The drawn scenes are"),
+        files={
+            "vocabulary.json": "the words in the order of their numbers",
+            "word_to_id.json": "the number of each word",
+            "id_to_word.json": "the word of each number",
+        },
+        inputs=f"Pictures are cropped to their centre square and resized to {cfg.side} pixels a side.",
+        limits="It knows the words and kinds of pictures it was trained on, and describes everything in those terms.",
     )
+    return bundle_parts(model, cfg, job, scores, recipe="captioning", files=model.vocabulary.files(), text=text)
 
 
 class Predictor:
@@ -125,11 +131,11 @@ class Predictor:
 
     def captions(self, pictures: Sequence[Tensor]) -> list[str]:
         """Return the caption of each preprocessed picture."""
-        said: list[str] = []
+        decoded: list[str] = []
         for first in range(0, len(pictures), _AT_ONCE):
             rows = self.described(pictures[first : first + _AT_ONCE]).words
-            said += [self._model.vocabulary.decode(row) for row in rows.tolist()]
-        return said
+            decoded += [self._model.vocabulary.decode(row) for row in rows.tolist()]
+        return decoded
 
     def described(self, pictures: Sequence[Tensor]) -> DecodedCaptions:
         """Return captions as token ids, with log-probabilities and attention weights."""
@@ -141,45 +147,6 @@ class Predictor:
 
     def word(self, number: int) -> str:
         return self._model.vocabulary.words[number]
-
-
-def _card(name: str, model: Captioner, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    named = [source.source for source in job.data.train] or [SCENES]
-    sources = ", ".join(f"`{source}`" for source in named)
-    rows = "\n".join(f"| {metric} | {value:.4f} |" for metric, value in sorted(scores.items()))
-    measured = (
-        f"| on validation | |\n| --- | --- |\n{rows}" if scores else "It was not validated before it was exported."
-    )
-    licence = (
-        "The drawn scenes are generated by Headway itself: no rights of others are involved. The weights are yours."
-        if set(named) == {SCENES}
-        else "The weights are yours as far as the licences of the training data allow; see the sources above."
-    )
-    return f"""# {name}
-
-Says in a sentence what a picture shows. Encoder `{cfg.encoder}`, decoder `{cfg.decoder}`,
-{weights:,} weights and {len(model.vocabulary)} words, trained by Headway's `captioning` recipe on {sources},
-seed {job.seed}.
-
-{measured}
-
-## Use
-
-    headway predict PATH_OF_THIS_FOLDER picture.png
-
-`model.safetensors` holds the weights, `config.json` the settings, `vocabulary.json` the words in the order of their
-numbers (`word_to_id.json` and `id_to_word.json` say the same), `bundle.json` the checksums. Pictures are cut to their
-middle square and brought to {cfg.side} pixels a side.
-
-## Limits
-
-It knows the words and the kinds of pictures that it was trained on, and describes everything in those terms.
-
-## Licence
-
-{licence}
-"""
 
 
 # Serving: captions for requests, with attention per word on demand.
@@ -221,26 +188,26 @@ class CaptionService:
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
         if not explain:
             return [{"text": text} for text in self._predictor.captions(list(prepared))]
-        said = self._predictor.described(list(prepared))
-        return [self._explained(said, row) for row in range(len(prepared))]
+        decoded = self._predictor.described(list(prepared))
+        return [self._explained(decoded, row) for row in range(len(prepared))]
 
-    def _explained(self, said: DecodedCaptions, row: int) -> Answer:
-        numbers = [number for number in said.words[row].tolist() if number not in (PAD, END)]
+    def _explained(self, decoded: DecodedCaptions, row: int) -> Answer:
+        numbers = [number for number in decoded.words[row].tolist() if number not in (PAD, END)]
         words = [self._predictor.word(number) for number in numbers]
-        looks = [None] * len(words) if said.looks is None else [_grid(cells) for cells in said.looks[row]]
+        looks = [None] * len(words) if decoded.looks is None else [_grid(cells) for cells in decoded.looks[row]]
         return {
             "text": " ".join(words),
-            "log_probability": round(float(said.log_probability[row]), 4),
+            "log_probability": round(float(decoded.log_probability[row]), 4),
             "words": [{"word": word, "attention": grid} for word, grid in zip(words, looks, strict=False)],
-            "alternatives": self._alternatives(said, row),
+            "alternatives": self._alternatives(decoded, row),
         }
 
-    def _alternatives(self, said: DecodedCaptions, row: int) -> list[Answer]:
+    def _alternatives(self, decoded: DecodedCaptions, row: int) -> list[Answer]:
         """Return all final hypotheses of the beam search, best first, with their total probability."""
-        if said.kept is None or said.kept_log_probability is None:
+        if decoded.kept is None or decoded.kept_log_probability is None:
             return []
         found: dict[str, float] = {}
-        for numbers, sure in zip(said.kept[row].tolist(), said.kept_log_probability[row].tolist(), strict=True):
+        for numbers, sure in zip(decoded.kept[row].tolist(), decoded.kept_log_probability[row].tolist(), strict=True):
             text = " ".join(self._predictor.word(number) for number in numbers if number not in (PAD, END))
             found.setdefault(text, math.exp(sure))
         return [{"text": text, "probability": round(value, 6)} for text, value in found.items()]

@@ -161,8 +161,8 @@ class Captioner(nn.Module):
     def set_extra_state(self, state: Sequence[str]) -> None:
         if list(state) != list(self.vocabulary.words):
             raise BadInput(
-                f"these weights know {len(state)} words, and they are not the {len(self.vocabulary)} of this data",
-                fix="bring back the training data that they were made from, or start a new run",
+                f"the weights' vocabulary of {len(state)} words differs from the {len(self.vocabulary)} of this data",
+                fix="restore the data that the weights were trained on, or start a new run",
             )
 
 

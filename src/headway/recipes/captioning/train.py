@@ -126,8 +126,9 @@ def train(run: Run, cfg: Config) -> None:
     for epoch in run.epochs(cfg.epochs):
         _prepare(cfg, model, epoch)
         for batch in run.steps(feed):
-            loss_sum, count = model(batch.pictures, batch.captions)
-            run.step(loss_sum, optimizer, weight=count, clip=cfg.clip, scheduler=schedule)
+            with run.autocast():
+                loss_sum, count = model(batch.pictures, batch.captions)
+            run.step(optimizer, loss_sum=loss_sum, weight=count, clip=cfg.clip, scheduler=schedule)
             run.log(loss=loss_sum / count, lr=schedule.get_last_lr()[0])
         judge()
     if cfg.self_critical_epochs:
@@ -135,8 +136,9 @@ def train(run: Run, cfg: Config) -> None:
         for epoch in run.epochs(cfg.self_critical_epochs):
             _prepare(cfg, model, cfg.epochs + epoch)
             for batch in run.steps(feed):
-                loss_sum, count, reward = critic.loss(model, batch)
-                run.step(loss_sum, clip_norm, weight=count, clip=cfg.clip, scheduler=calm)
+                with run.autocast():
+                    loss_sum, count, reward = critic.loss(model, batch)
+                run.step(clip_norm, loss_sum=loss_sum, weight=count, clip=cfg.clip, scheduler=calm)
                 run.log(loss=loss_sum / count, reward=reward, lr=calm.get_last_lr()[0])
             judge()
     run.finish()

@@ -40,13 +40,13 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Join the words up to <end>."""
-        said: list[str] = []
+        words: list[str] = []
         for number in ids:
             if number == END:
                 break
             if number not in (PAD, START):
-                said.append(self.words[number])
-        return " ".join(said)
+                words.append(self.words[number])
+        return " ".join(words)
 
     def files(self) -> dict[str, bytes]:
         """Return the vocabulary as files of a bundle, in three common forms."""

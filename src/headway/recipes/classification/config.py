@@ -1,4 +1,4 @@
-"""The settings of the classification recipe. Plain types: read by the job file's loader, nothing heavy is imported."""
+"""The settings of the classification recipe. Imports nothing heavy, because the job file's loader reads it."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ def healthy_or_sick() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """How a classifier is built and trained. The defaults learn the drawn leaves in minutes on two cores."""
+    """Settings of a classifier and its training. The defaults train on generated leaves in minutes on two cores."""
 
-    model: Model = "alexnet"  # from scratch, in three sizes; the others are fine-tuned
-    model_size: Literal["small", "base", "large"] = "base"  # of alexnet: 0.13, 0.53 or 2.1 million weights
-    image_size: Annotated[int, ">= 32"] = 64  # side of the square that the model sees, in pixels
-    weights: str = "imagenet"  # where other models start: as published, a path, a URL, or none
-    freeze: Literal["nothing", "norms", "all"] = "norms"  # batch statistics stay; all: the last layer alone learns
-    dropout: Annotated[float, ">= 0", "< 1"] = 0.2  # of the features before the last layer
+    model: Model = "alexnet"  # alexnet is trained from scratch, the others are fine-tuned
+    model_size: Literal["small", "base", "large"] = "base"  # size of alexnet: 0.13, 0.53 or 2.1 million weights
+    image_size: Annotated[int, ">= 32"] = 64  # side of the square input, in pixels
+    weights: str = "imagenet"  # pretrained weights of the other models: imagenet, a path, a URL, or none
+    freeze: Literal["nothing", "norms", "all"] = "norms"  # norms: batch-norm statistics; all: all but the last layer
+    dropout: Annotated[float, ">= 0", "< 1"] = 0.2  # dropout before the last layer
 
-    train_share: Part = 0.8  # of pictures that come without splits; val and test halve the rest
-    max_samples: Count | None = None  # of each source and split, at most; a sample, the same each time
-    in_memory: bool = False  # decode everything once and keep it there, instead of in every epoch
+    train_share: Part = 0.8  # share for training if the data has no splits; val and test get half of the rest each
+    max_samples: Count | None = None  # pictures per source and split, at most: a fixed random sample
+    in_memory: bool = False  # decode all pictures once and keep them in memory, instead of in every epoch
 
     epochs: Count = 10  # passes over the pictures
-    batch_size: Count = 32  # pictures a step, over all ranks
-    accumulate: Count = 1  # parts a step is computed in, where memory is short
+    batch_size: Count = 32  # pictures per step, over all ranks
+    accumulate: Count = 1  # micro-batches per step, to save memory
     lr: Annotated[float, "> 0"] = 3e-3  # the highest learning rate
-    encoder_lr_factor: Share = 0.1  # learning rate of published weights, as a part of `lr`
-    schedule: Literal["one_cycle", "cosine", "linear", "constant"] = "one_cycle"  # how it rises and falls
-    warmup: Annotated[int, ">= 0"] = 0  # steps in which it rises, where it is not one_cycle
-    weight_decay: Annotated[float, ">= 0"] = 0.01  # of AdamW
-    clip: Annotated[float, "> 0"] = 5.0  # largest norm of a step's gradient
-    label_smoothing: Annotated[float, ">= 0", "< 1"] = 0.1  # spread evenly over all classes, as torch does
-    patience: Count | None = None  # validations without a better one that end the training
+    encoder_lr_factor: Share = 0.1  # learning rate of pretrained weights, as a factor of `lr`
+    schedule: Literal["one_cycle", "cosine", "linear", "constant"] = "one_cycle"  # learning-rate schedule
+    warmup: Annotated[int, ">= 0"] = 0  # warm-up steps of schedules other than one_cycle
+    weight_decay: Annotated[float, ">= 0"] = 0.01  # AdamW's weight decay
+    clip: Annotated[float, "> 0"] = 5.0  # largest gradient norm
+    label_smoothing: Annotated[float, ">= 0", "< 1"] = 0.1  # label smoothing, as in torch
+    patience: Count | None = None  # early stopping: validations without improvement before training ends
 
-    zoom: Annotated[float, "> 0", "<= 1"] = 0.6  # smallest share of a picture that a training crop shows
-    mirror: bool = True  # half of the training pictures are
-    rotate: Annotated[float, ">= 0", "<= 180"] = 20.0  # by up to so many degrees, either way
-    color_jitter: Share = 0.2  # brightness, contrast and saturation by a factor of 1 ± this
+    zoom: Annotated[float, "> 0", "<= 1"] = 0.6  # smallest share of a picture that a random training crop keeps
+    mirror: bool = True  # mirror half of the training pictures
+    rotate: Annotated[float, ">= 0", "<= 180"] = 20.0  # rotate training pictures by up to this many degrees, either way
+    color_jitter: Share = 0.2  # vary brightness, contrast and saturation by a factor of 1 ± this
 
-    sampler: Literal["balanced", "uniform"] = "uniform"  # balanced: rare classes are drawn more often
-    class_weights: bool = False  # rare classes count more in the loss
-    balance: Share = 0.5  # how much more, for either: 0 not at all, 1 all classes alike
+    sampler: Literal["balanced", "uniform"] = "uniform"  # balanced: sample rare classes more often
+    class_weights: bool = False  # weight rare classes more in the loss
+    balance: Share = 0.5  # strength of both: 0 no effect, 1 all classes equal
 
-    groups: Mapping[str, str] = field(default_factory=healthy_or_sick)  # part of a class's name: its group
-    without: tuple[str, ...] = ()  # classes that give themselves away: accuracy is also told without them
-    top: Count = 5  # the right class among so many counts too
+    groups: Mapping[str, str] = field(default_factory=healthy_or_sick)  # part of a class's name: its group in scores
+    without: tuple[str, ...] = ()  # also report the accuracy without these classes
+    top: Count = 5  # also report top-k accuracy, with this k
 
-    train_samples: Count = 1600  # how many leaves are drawn for training …
-    val_samples: Count = 240  # … for choosing the best checkpoint …
+    train_samples: Count = 1600  # generated leaves for training …
+    val_samples: Count = 240  # … for validation …
     test_samples: Count = 320  # … and for `headway eval`
 
     RENAMED: ClassVar[Mapping[str, FormerKey]] = {

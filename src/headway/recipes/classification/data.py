@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import BadInput, NotThere
-from headway.data.dataset.manifest import NAME, Column, Manifest, ShardFile
+from headway.data.dataset.manifest import NAME, Column, Manifest, ShardFile, sources_of
 from headway.data.dataset.open import open_sources
 from headway.data.dataset.rows import Rows
 from headway.data.dataset.shards import shard_bytes
@@ -82,7 +82,7 @@ def augmentation(cfg: Config) -> Augment:
 
 def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Labelled:
     """Load one split from the job's sources for it, else from its training sources, else from drawn leaves."""
-    sources = named(data, split)
+    sources = sources_of(data, split, LEAVES)
     if any(source.source == LEAVES for source in sources):
         if len(sources) > 1:
             raise BadInput(
@@ -111,18 +111,9 @@ def check_classes(known: Sequence[str], read: Labelled) -> None:
         return
     odd = sorted(set(known) ^ set(read.classes))[:3]
     raise BadInput(
-        f"the model knows other classes than {read.name}: {', '.join(odd) or 'in another order'}",
-        fix="use data with the classes that it is trained on; prepare all splits together",
+        f"the model's classes differ from those of {read.name}: {', '.join(odd) or 'in another order'}",
+        fix="use data with the classes that the model is trained on; prepare all splits together",
     )
-
-
-def named(data: Data, split: str) -> tuple[Source, ...]:
-    """Return the sources of a split. If a job names none, read this split of the training sources."""
-    own: tuple[Source, ...] = getattr(data, split)
-    if own:
-        return own
-    train = tuple(replace(source, split=None, limit=None, weight=1.0) for source in data.train)
-    return train or (Source(source=LEAVES),)
 
 
 def _least(*limits: int | None) -> int | None:
@@ -184,7 +175,7 @@ def _drawn(cfg: Config, source: Source, split: str) -> Labelled:
     drawn_as = source.split or split
     if drawn_as not in leaves.SPLITS or source.where:
         known = ", ".join(leaves.SPLITS)
-        raise BadInput(f"{LEAVES} has the splits {known}, and cannot be chosen from", where=f"data.{split}")
+        raise BadInput(f"{LEAVES} has the splits {known}, and cannot be filtered by `where`", where=f"data.{split}")
     count = _least(int(getattr(cfg, f"{drawn_as}_samples")), source.limit, cfg.max_samples)
     assert count is not None
     pixels = np.stack([leaves.draw(drawn_as, index) for index in range(count)])

@@ -51,7 +51,7 @@ def evaluate(model: Classifier, cfg: Config, data: Data, split: str, *, cache: C
     read = load(cfg, data, split, cache=cache)
     check_classes(model.classes, read)
     feed = read.in_order()
-    batches = with_progress((feed.batch(0, step, 0, 1) for step in range(len(feed))), "looking at pictures", len(feed))
+    batches = with_progress((feed.batch(0, step, 0, 1) for step in range(len(feed))), "classifying pictures", len(feed))
     found = probabilities(model, len(read), batches).numpy()
     scores = _scores(cfg, read, found)
     report = scores.report()
@@ -87,12 +87,12 @@ def _without(cfg: Config, read: Labelled, found: NDArray[Any]) -> dict[str, floa
 
 def _samples(cfg: Config, read: Labelled, found: NDArray[Any]) -> dict[str, Any]:
     """Return each picture's contribution to each metric, for confidence intervals and comparisons of runs."""
-    labels, said = read.labels(), found.argmax(axis=1)
-    record = {"accuracy": of_values(said == labels)}
+    labels, predicted = read.labels(), found.argmax(axis=1)
+    record = {"accuracy": of_values(predicted == labels)}
     groups = groups_of(read.classes, cfg.groups)
     if groups is not None:
         group = np.array([groups[name] for name in read.classes])
-        record["grouped_accuracy"] = of_values(group[said] == group[labels])
+        record["grouped_accuracy"] = of_values(group[predicted] == group[labels])
     return record
 
 
@@ -101,16 +101,16 @@ def _tables(report: dict[str, Any]) -> list[Table]:
     tables = [
         Table(
             name="per_class",
-            title="Each class",
+            title="Scores per class",
             head=tuple(per_class[0]),
             rows=[list(row.values()) for row in per_class],
         )
     ]
     if "grouped_confusion" in report:
-        tables.append(_matrix("grouped_confusion", "Groups: what was taken for what", report["grouped_confusion"]))
+        tables.append(_matrix("grouped_confusion", "Confusion matrix of groups", report["grouped_confusion"]))
     tables.append(_confused(report["confusion"]))
     if len(report["confusion"]["classes"]) <= _MAX_MATRIX_CLASSES:
-        tables.append(_matrix("confusion", "What was taken for what", report["confusion"]))
+        tables.append(_matrix("confusion", "Confusion matrix", report["confusion"]))
     return tables
 
 
@@ -126,18 +126,21 @@ def _confused(confusion: dict[str, Any]) -> Table:
     np.fill_diagonal(counts, 0)
     order = np.argsort(-counts, axis=None, kind="stable")[:10]
     pairs = [divmod(int(place), len(classes)) for place in order]
-    rows = [[classes[truth], classes[said], int(counts[truth, said])] for truth, said in pairs if counts[truth, said]]
-    return Table(name="confused", title="Mistaken most often", head=("in truth", "taken for", "how often"), rows=rows)
+    confused = [(truth, guess) for truth, guess in pairs if counts[truth, guess]]
+    rows = [[classes[truth], classes[guess], int(counts[truth, guess])] for truth, guess in confused]
+    return Table(
+        name="confused", title="Most frequent confusions", head=("in truth", "taken for", "how often"), rows=rows
+    )
 
 
 def _baseline(cfg: Config, read: Labelled) -> Baseline:
     """Score a baseline that always predicts the most frequent class."""
     counts = np.bincount(read.labels(), minlength=len(read.classes))
     always = int(counts.argmax())
-    said = np.zeros((len(read), len(read.classes)))
-    said[:, always] = 1.0
-    metrics = _scores(cfg, read, said).metrics() | _without(cfg, read, said)
-    return Baseline(words=f"always says {read.classes[always]}, the commonest", metrics=metrics)
+    probabilities = np.zeros((len(read), len(read.classes)))
+    probabilities[:, always] = 1.0
+    metrics = _scores(cfg, read, probabilities).metrics() | _without(cfg, read, probabilities)
+    return Baseline(words=f"always predicts {read.classes[always]}, the most frequent class", metrics=metrics)
 
 
 def _examples(read: Labelled, found: NDArray[Any]) -> list[Example]:

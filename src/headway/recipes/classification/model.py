@@ -91,8 +91,8 @@ class Classifier(nn.Module):
     def set_extra_state(self, state: Sequence[str]) -> None:
         if list(state) != list(self.classes):
             raise BadInput(
-                f"these weights know {len(state)} classes, and they are not the {len(self.classes)} of this data",
-                fix="bring back the training data that they were made from, or start a new run",
+                f"the weights' {len(state)} classes differ from the {len(self.classes)} of this data",
+                fix="restore the data that the weights were trained on, or start a new run",
             )
 
 

@@ -36,9 +36,10 @@ def train(run: Run, cfg: Config) -> None:
 
     for _ in run.epochs(cfg.epochs):
         for batch in run.steps(feed):
-            scores = model(augment.apply(batch["picture"], batch["draws"]))
-            loss_sum, weight = loss_of(scores, batch["label"], counted, cfg.label_smoothing)
-            run.step(loss_sum, optimizer, weight=weight, clip=cfg.clip, scheduler=schedule)
+            augmented = augment.apply(batch["picture"], batch["draws"])
+            with run.autocast():
+                loss_sum, weight = loss_of(model(augmented), batch["label"], counted, cfg.label_smoothing)
+            run.step(optimizer, loss_sum=loss_sum, weight=weight, clip=cfg.clip, scheduler=schedule)
             run.log(loss=loss_sum / weight, lr=schedule.lr)
         found = validate(run, model, cfg, val)
         if run.score(found, best="accuracy", patience=cfg.patience):

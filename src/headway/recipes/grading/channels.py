@@ -46,7 +46,7 @@ def to_lab(pictures: Tensor) -> Tensor:
 def clahe(light: Tensor) -> Tensor:
     """Apply contrast-limited adaptive histogram equalisation to levels 0 … 255 of shape (n, 1, height, width)."""
     count, _, height, width = light.shape
-    assert height % _TILES == 0 == width % _TILES, "the config's check of the picture's side"
+    assert height % _TILES == 0 == width % _TILES, "the config must have checked the picture's side"
     level = light.clamp(0, _LEVELS - 1).long().view(count, height, width)
     rows, columns = (_tile(size, light.device) for size in (height, width))
     tile = rows[:, None] * _TILES + columns[None, :]

@@ -1,4 +1,4 @@
-"""The settings of the grading recipe. Plain types: read by the job file's loader, so nothing heavy is imported."""
+"""The settings of the grading recipe. Imports nothing heavy, because the job file's loader reads it."""
 
 from __future__ import annotations
 
@@ -12,53 +12,54 @@ Count = Annotated[int, ">= 1"]
 Rate = Annotated[float, "> 0"]
 Share = Annotated[float, ">= 0", "<= 1"]
 Weight = Annotated[float, ">= 0"]
+NARROW, PUBLISHED = 16, 64  # channels of a ResNet's first layer: in a small branch, and as published
 Encoder = Literal["efficientnet_lite0", "resnet101", "resnet18", "resnet34", "resnet50"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """How a grader is built, trained and asked."""
+    """Settings of a grader and its training."""
 
     # small: at most 128 pixels and narrow branches, for machines without a GPU
     model_size: Literal["full", "small"] = "full"
-    views: Literal["both", "single"] = "both"  # front and back, or one picture of each thing
-    image_size: Annotated[int, ">= 32"] = 224  # side of the square that is seen, in pixels; at most 128 if small
+    views: Literal["both", "single"] = "both"  # pictures per item: front and back, or one
+    image_size: Annotated[int, ">= 32"] = 224  # side of the square input, in pixels; at most 128 if small
     channels: Literal["rgb", "six"] = "six"  # six: CLAHE-L, a, b, |Sobel x|, |Sobel y|, |Laplacian|
-    front: Encoder = "resnet18"  # what looks at the front …
-    back: Encoder = "resnet34"  # … and at the back, or at the one picture there is
-    weights: str = "none"  # where both encoders start: `imagenet` as published, a path, a URL, or none: at random
-    lambda_fusion: Share = 0.7  # what the back weighs; the front weighs the rest
+    front: Encoder = "resnet18"  # encoder of the front …
+    back: Encoder = "resnet34"  # … and of the back, or of the only picture
+    weights: str = "none"  # pretrained weights of both encoders: imagenet, a path, a URL, or none
+    lambda_fusion: Share = 0.7  # weight of the back in the fusion; the front has the rest
     rim: Annotated[float, "> 0", "< 0.5"] = 0.07  # width of the rim on each side, as a share of the picture
-    head: Literal["coral", "corn", "softmax"] = "softmax"  # how features become the probabilities of grades
-    decode: Literal["likeliest", "mean", "median"] = "mean"  # which grade is named: `mean` serves the squared error
-    dropout: Annotated[float, ">= 0", "< 1"] = 0.2  # of the fused features
+    head: Literal["coral", "corn", "softmax"] = "softmax"  # output head: ordinal (coral, corn) or softmax
+    decode: Literal["likeliest", "mean", "median"] = "mean"  # the chosen grade; `mean` minimises the squared error
+    dropout: Annotated[float, ">= 0", "< 1"] = 0.2  # dropout of the fused features
 
-    batch_size: Count = 32  # pairs a step, over all ranks
-    accumulate: Count = 1  # parts a step is computed in, where memory is short
-    phase1_epochs: Annotated[int, ">= 0"] = 10  # the back alone (of one picture: its head alone); 0 leaves it out
-    phase2_epochs: Annotated[int, ">= 0"] = 30  # everything
+    batch_size: Count = 32  # items per step, over all ranks
+    accumulate: Count = 1  # micro-batches per step, to save memory
+    phase1_epochs: Annotated[int, ">= 0"] = 10  # epochs that train the back alone (`views: single`: the head); 0: none
+    phase2_epochs: Annotated[int, ">= 0"] = 30  # epochs that train everything
     phase1_lr: Rate = 1e-3  # learning rate of the first phase …
     phase2_lr: Rate = 3e-4  # … and of the second
-    weight_decay: Weight = 1e-4  # of AdamW
-    clip: Rate = 5.0  # largest norm of a step's gradient
-    plateau_patience: Annotated[int, ">= 0"] = 3  # validations without a better QWK before the rate falls …
-    plateau_factor: Annotated[float, "> 0", "< 1"] = 0.5  # … to this share
-    alpha_emd: Weight = 0.7  # of the squared earth mover's distance, beside the head's own loss
-    beta_edge: Weight = 0.05  # of the error in edge damage, where the data knows it
-    beta_center: Weight = 0.1  # of the error in centring, where the data knows it
-    # balanced: rare grades are drawn more often, P ∝ 1 / frequency ^ 0.5
+    weight_decay: Weight = 1e-4  # AdamW's weight decay
+    clip: Rate = 5.0  # largest gradient norm
+    plateau_patience: Annotated[int, ">= 0"] = 3  # validations without a better QWK before the learning rate falls …
+    plateau_factor: Annotated[float, "> 0", "< 1"] = 0.5  # … by this factor
+    alpha_emd: Weight = 0.7  # weight of the squared earth mover's distance, added to the head's loss
+    beta_edge: Weight = 0.05  # weight of the error in edge damage, if the data has it
+    beta_center: Weight = 0.1  # weight of the error in centring, if the data has it
+    # balanced: sample rare grades more often, P ∝ 1 / frequency ^ 0.5
     sampler: Literal["balanced", "uniform"] = "balanced"
-    checkpoint_epochs: Count = 5  # every so many epochs one is kept as epoch_N, unless `checkpoint.keep_every` says so
+    checkpoint_epochs: Count = 5  # epochs between checkpoints kept as epoch_N; `checkpoint.keep_every` overrides it
 
-    mirror: bool = True  # left and right are swapped at random
-    rotate: Annotated[float, ">= 0", "<= 180"] = 0.0  # turned by up to so many degrees
+    mirror: bool = True  # mirror pictures at random
+    rotate: Annotated[float, ">= 0", "<= 180"] = 0.0  # rotate pictures by up to this many degrees
     zoom: Annotated[float, "> 0", "<= 1"] = 1.0  # smallest share of the area that a random crop keeps
-    color_jitter: Share = 0.1  # brightness and contrast vary by up to so much
+    color_jitter: Share = 0.1  # vary brightness and contrast by up to this much
 
-    train_samples: Count = 5000  # how many cards are drawn for training …
-    val_samples: Count = 500  # … for choosing the best checkpoint …
+    train_samples: Count = 5000  # generated cards for training …
+    val_samples: Count = 500  # … for validation …
     test_samples: Count = 1000  # … and for `headway eval`
-    skewed: bool = False  # drawn grades are spread as in real life (few low, many high) instead of evenly
+    skewed: bool = False  # generate few low and many high grades, as in real data, instead of equally many
 
     RENAMED: ClassVar[Mapping[str, FormerKey]] = {
         "colour": Renamed("color_jitter"),
@@ -76,3 +77,10 @@ class Config:
     @property
     def side(self) -> int:
         return min(self.image_size, 128) if self.model_size == "small" else self.image_size
+
+
+def sizes(cfg: Config) -> dict[str, object]:
+    """Return the model's sizes, from which the training time is estimated."""
+    names = {"back": cfg.back, **({"front": cfg.front} if cfg.views == "both" else {})}
+    narrow = cfg.model_size == "small" and all(name.startswith("resnet") for name in names.values())
+    return {**names, "image_size": cfg.side, "channels_factor": NARROW / PUBLISHED if narrow else 1.0}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.core.errors import BadInput
-from headway.data.dataset.manifest import Manifest
+from headway.data.dataset.manifest import Manifest, sources_of
 from headway.data.dataset.open import open_sources
 from headway.data.loading.loader import PictureFeed, WeightedSource
 from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, balanced, share
@@ -55,12 +55,12 @@ class Graded(Protocol):
 
 def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Graded:
     """Load one split from the job's sources for it, else from its training sources, else from drawn cards."""
-    named: tuple[Source, ...] = getattr(data, split) or data.train or (Source(source=CARDS),)
+    named = sources_of(data, split, CARDS)
     drawn = [source for source in named if source.source == CARDS]
     if not drawn:
         return Prepared(cfg, named, split, cache)
     if len(named) > 1:
-        raise BadInput(f"data.{split} mixes {CARDS} with other sources", fix=f"name {CARDS} alone, or not at all")
+        raise BadInput(f"data.{split} mixes {CARDS} with other sources", fix=f"name {CARDS} alone, or remove it")
     return Drawn(cfg, drawn[0], split)
 
 
@@ -98,7 +98,7 @@ class Drawn:
             known = ", ".join(cards.SPLITS)
             raise BadInput(f"{CARDS} has no split {drawn_as!r}", where=f"data.{split}", fix=f"choose one of {known}")
         if source.where:
-            raise BadInput(f"{CARDS} cannot be chosen from", where=f"data.{split}", fix="leave out `where`")
+            raise BadInput(f"{CARDS} cannot be filtered", where=f"data.{split}", fix="leave out `where`")
         count = int(getattr(cfg, f"{drawn_as}_samples"))
         shares = cards.SKEWED if cfg.skewed else cards.EVEN
         self.name = f"{CARDS} ({drawn_as})"
@@ -206,7 +206,7 @@ class Prepared:
 
     def _check(self, cfg: Config, where: str) -> None:
         if cfg.views == "both" and not {"back", "front"} <= self._columns.keys():
-            raise BadInput(f"{where} has one picture of each thing, not front and back", fix="config: {views: single}")
+            raise BadInput(f"{where} has one picture per item, not front and back", fix="config: {views: single}")
 
     def __len__(self) -> int:
         return sum(len(source.rows) for source in self._sources)

@@ -53,8 +53,8 @@ def scores(model: Grader, graded: Graded, chances: Tensor) -> OrdinalScores:
     unknown = sorted(set(graded.labels().tolist()) - set(grades))
     if unknown:
         raise BadInput(
-            f"{graded.name} has the grade {unknown[0]}, and the model knows {grades[0]} to {grades[-1]}",
-            fix="evaluate it on data of the grades it was trained on",
+            f"{graded.name} has the grade {unknown[0]}, but the model was trained on {grades[0]} to {grades[-1]}",
+            fix="evaluate it on data with the grades that it was trained on",
         )
     counted = OrdinalScores(grades)
     named = model.named(chances.to(model.grades.device)).cpu().numpy()
@@ -96,9 +96,9 @@ def _tables(report: Mapping[str, Any]) -> list[Table]:
     grades, counts = report["confusion"]["grades"], report["confusion"]["counts"]
     rows = [[f"grade {grade}", *line] for grade, line in zip(grades, counts, strict=True)]
     return [
-        _table("per_grade", "Grade by grade", report["per_grade"]),
-        Table(name="confusion", title="Taken for", head=("", *map(str, grades)), rows=rows, matrix=True),
-        _table("calibration", "As sure as right", report["calibration"]),
+        _table("per_grade", "Scores per grade", report["per_grade"]),
+        Table(name="confusion", title="Confusion matrix", head=("", *map(str, grades)), rows=rows, matrix=True),
+        _table("calibration", "Calibration", report["calibration"]),
     ]
 
 
@@ -130,12 +130,12 @@ def _baseline(model: Grader, graded: Graded) -> Baseline:
     """Score a baseline that always predicts the median grade, which minimises the absolute error."""
     grades = [int(grade) for grade in model.grades]
     middle = int(np.sort(graded.labels())[len(graded) // 2])
-    said = np.zeros((len(graded), len(grades)))
-    said[:, grades.index(middle)] = 1.0
+    probabilities = np.zeros((len(graded), len(grades)))
+    probabilities[:, grades.index(middle)] = 1.0
     counted = OrdinalScores(grades)
-    counted.add(graded.labels(), np.full(len(graded), middle), said)
+    counted.add(graded.labels(), np.full(len(graded), middle), probabilities)
     metrics = {name: 0.0 if value is None else value for name, value in counted.metrics().items()}
-    return Baseline(words=f"always says grade {middle}, the middle one of all", metrics=metrics)
+    return Baseline(words=f"always predicts grade {middle}, the median", metrics=metrics)
 
 
 def _example(graded: Graded, named: NDArray[np.int64], chances: Tensor, row: int) -> Example:

@@ -14,6 +14,7 @@ from headway.artifacts.onnx import Graph
 from headway.artifacts.predictor import Answer, Field, Instance, Run
 from headway.bundle.format import Bundle, BundleParts, to_json
 from headway.core.errors import BadInput
+from headway.recipes.bundling import CardText, bundle_parts, copied_weights
 from headway.recipes.common import open_picture, resize_square, wrap_load_errors
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.model import DAMAGE, Grader, rebuild
@@ -26,18 +27,30 @@ SEPARATOR: Final = ","  # front,back
 
 def bundle(model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> BundleParts:
     """Collect weights, config and model card, plus the weights in torch's format under their legacy file names."""
-    name = job.export.name or job.name
-    weights = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
-    settings = {**to_plain(cfg), "grades": model.grades.tolist()}
-    return BundleParts(
-        recipe="grading",
-        name=name,
-        config=to_plain(cfg),
-        weights=weights,
-        files={f"{name}_state_dict.pth": as_pth(weights), f"{name}_config.json": to_json(settings)},
-        metrics=dict(scores),
-        card=_card(name, model, cfg, job, scores),
+    from headway.recipes.grading.data import CARDS  # imports data dependencies that a server lacks
+
+    name, both, grades = job.export.name or job.name, cfg.views == "both", model.grades.tolist()
+    seen = f"front by `{cfg.front}`, back by `{cfg.back}`" if both else f"one picture by `{cfg.back}`"
+    state, settings = f"{name}_state_dict.pth", f"{name}_config.json"
+    text = CardText(
+        summary=(
+            f"Grades pictures from {grades[0]} to {grades[-1]}: {seen}, {cfg.channels} channels at {cfg.side} pixels, "
+            f"head `{cfg.head}`."
+        ),
+        example="front.png,back.png" if both else "picture.png",
+        generated=(CARDS, "The drawn cards are"),
+        files={
+            state: "the weights for `torch.load(path, weights_only=True)`",
+            settings: "the settings for programs that read that file",
+        },
+        inputs=f"Pictures are resized to {cfg.side} pixels a side, whatever their shape.",
+        limits=(
+            "It grades things like those it was trained on. Its probabilities are as good as the calibration in the "
+            "run's report. A grade from pictures does not replace an inspection by a person."
+        ),
     )
+    files = {state: as_pth(copied_weights(model)), settings: to_json({**to_plain(cfg), "grades": grades})}
+    return bundle_parts(model, cfg, job, scores, recipe="grading", files=files, text=text)
 
 
 class Predictor:
@@ -61,12 +74,12 @@ class Predictor:
             chances = self.model.probabilities(self.model(back, front))
             named = self.model.named(chances).tolist()
             answers += [
-                {"input": text, **self.told(grade, row.tolist())}
+                {"input": text, **self.describe_grade(grade, row.tolist())}
                 for text, grade, row in zip(inputs[first:], named, chances, strict=False)
             ]
         return answers
 
-    def told(self, grade: int, row: list[float]) -> dict[str, Any]:
+    def describe_grade(self, grade: int, row: list[float]) -> dict[str, Any]:
         """Return the answer for a grade and its probabilities, with text for people and fields for programs."""
         grades = self.model.grades.tolist()
         expected = sum(each * chance for each, chance in zip(grades, row, strict=True))
@@ -83,51 +96,8 @@ class Predictor:
         wanted = 2 if self.config.views == "both" else 1
         if len(paths) != wanted:
             how = "FRONT,BACK: two files with a comma between them" if wanted == 2 else "one file"
-            raise BadInput(f"{text!r} is {len(paths)} files, and this grader takes {wanted} of each thing", fix=how)
+            raise BadInput(f"{text!r} is {len(paths)} files, but this grader takes {wanted} per item", fix=how)
         return [resize_square(open_picture(path), self.config.side) for path in paths]
-
-
-def _card(name: str, model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
-    from headway.recipes.grading.data import CARDS  # imports data dependencies that a server lacks
-
-    count = sum(parameter.numel() for parameter in model.parameters())
-    named = [source.source for source in job.data.train] or [CARDS]
-    rows = "\n".join(f"| {metric} | {value:.4f} |" for metric, value in sorted(scores.items()))
-    measured = (
-        f"| on validation | |\n| --- | --- |\n{rows}" if scores else "It was not validated before it was exported."
-    )
-    look = f"front by `{cfg.front}`, back by `{cfg.back}`" if cfg.views == "both" else f"one picture by `{cfg.back}`"
-    usage = "front.png,back.png" if cfg.views == "both" else "picture.png"
-    grades = model.grades.tolist()
-    licence = (
-        "The drawn cards are generated by Headway itself: no rights of others are involved. The weights are yours."
-        if set(named) == {CARDS}
-        else "The weights are yours as far as the licences of the training data allow; see the sources above."
-    )
-    return f"""# {name}
-
-Grades from {grades[0]} to {grades[-1]}: {look}, {cfg.channels} channels at {cfg.side} pixels, head `{cfg.head}`,
-{count:,} weights, trained by Headway's `grading` recipe on {", ".join(f"`{source}`" for source in named)},
-seed {job.seed}.
-
-{measured}
-
-## Use
-
-    headway predict PATH_OF_THIS_FOLDER {usage}
-
-`model.safetensors` holds the weights, `config.json` the settings, `{name}_state_dict.pth` and `{name}_config.json` the
-same for programs that read torch's own format (`torch.load(path, weights_only=True)`), `bundle.json` the checksums.
-
-## Limits
-
-It grades what it was trained on. Its probabilities are as good as the calibration in the run's report says. A grade
-from pictures is an opinion, and no substitute for people who look at the thing itself.
-
-## Licence
-
-{licence}
-"""
 
 
 # Serving: grades for requests with a front and a back, or one picture.
@@ -139,7 +109,7 @@ class GradeService:
         self._run: Run | None = None
         both = self._predictor.config.views == "both"
         named = (("front", "its front"), ("back", "its back")) if both else (("image", "a picture"),)
-        self.fields = tuple(Field(name=name, kind="picture", summary=told) for name, told in named)
+        self.fields = tuple(Field(name=name, kind="picture", summary=summary) for name, summary in named)
 
     def prepare(self, instance: Instance) -> list[Tensor]:
         side = self._predictor.config.side
@@ -166,7 +136,7 @@ class GradeService:
             seen = model(back, front)
             chances = model.probabilities(seen)
         answers = [
-            self._predictor.told(grade, row.tolist())
+            self._predictor.describe_grade(grade, row.tolist())
             for grade, row in zip(model.named(chances).tolist(), chances, strict=True)
         ]
         if explain:

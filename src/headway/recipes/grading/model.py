@@ -16,7 +16,7 @@ from headway.backbones import Encoder, build
 from headway.core.errors import BadInput
 from headway.data.synthetic import cards
 from headway.recipes.grading.channels import COUNT, six_channels
-from headway.recipes.grading.config import Config
+from headway.recipes.grading.config import NARROW, Config
 
 # CBAM (Woo et al., 2018): channel and spatial attention, plus a rim mask, because cards wear from the outside in.
 
@@ -25,8 +25,8 @@ def rim_mask(height: int, width: int, share: float) -> Tensor:
     """Return a mask with 1 on the outer cells of a grid: `share` of each side, but at least one cell, and never all."""
     if height < 3 or width < 3:
         raise BadInput(
-            f"a grid of {height} × {width} cells has no inside, so no rim",
-            fix="choose larger pictures: 32 pixels make a cell, so at least 96",
+            f"a grid of {height} × {width} cells is too small for a rim",
+            fix="set config.image_size to at least 96 (a cell is 32 pixels)",
         )
     mask = torch.ones(height, width)
     down, across = (min(max(1, round(share * size)), (size - 1) // 2) for size in (height, width))
@@ -146,7 +146,6 @@ def decode_grades(probabilities: Tensor, how: str) -> Tensor:
 HEADS: Final[dict[str, Callable[[int, int], Any]]] = {"coral": Coral, "corn": Corn, "softmax": Softmax}
 
 
-NARROW: Final = 16  # channels of a small branch's first layer; the published ResNets have 64
 DAMAGE: Final = ("edge", "across", "down")  # measured per side, each 0 … 1
 
 
@@ -203,7 +202,7 @@ class Grader(nn.Module):
         if not self._both:
             nothing = seen.new_zeros(seen.shape[0], self.front.channels)
             return Answer(self.head(self.dropout(torch.cat([share * seen, nothing], dim=1))), damage, None)
-        assert front is not None, "the data's check that there are two pictures"
+        assert front is not None, "the data must have checked that there are two pictures"
         other = self.front(self._channels(front)).mean(dim=(2, 3))
         fused = torch.cat([share * seen, (1 - share) * other], dim=1)
         return Answer(self.head(self.dropout(fused)), damage, self.front_damage(other).sigmoid())

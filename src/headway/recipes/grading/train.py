@@ -45,12 +45,13 @@ def train(run: Run, cfg: Config) -> None:
             for batch in run.steps(feeds[phase.name]):
                 back, front = prepared(batch, cfg, augment)
                 labels = batch["label"] - int(graded.grades[0])
-                parts = model.loss(model(back, front), labels, batch.get("targets"))
+                with run.autocast():
+                    parts = model.loss(model(back, front), labels, batch.get("targets"))
                 loss_sum, count = torch.stack(list(parts.values())).sum(), len(labels)
-                run.step(loss_sum, optimizer, weight=count, clip=cfg.clip, scheduler=schedule)
+                run.step(optimizer, loss_sum=loss_sum, weight=count, clip=cfg.clip, scheduler=schedule)
                 run.log(loss=loss_sum / count, lr=schedule.lr, **{f"loss_{n}": p / count for n, p in parts.items()})
             scores = validate(run, model, cfg, val)
-            schedule.judge(scores["qwk"])
+            schedule.record_score(scores["qwk"])
             if run.score(scores, best=phase.best or "qwk"):
                 best.load_state_dict(scores)
     run.finish()
@@ -69,7 +70,9 @@ def curriculum(cfg: Config) -> tuple[Phase, ...]:
     phases = [("phase1", cfg.phase1_epochs, cfg.phase1_lr, first), ("phase2", cfg.phase2_epochs, cfg.phase2_lr, ("*",))]
     made = tuple(Phase(name=name, epochs=n, lr=lr, train=train, best="qwk") for name, n, lr, train in phases if n)
     if not made:
-        raise BadInput("phase1_epochs and phase2_epochs are both 0: nothing would be learnt", fix="raise one of them")
+        raise BadInput(
+            "phase1_epochs and phase2_epochs are both 0: the model would not be trained", fix="increase one of them"
+        )
     return made
 
 
@@ -79,8 +82,8 @@ def sampled(cfg: Config, phase: Phase) -> Config:
         return cfg
     if phase.sampler not in SAMPLERS:
         raise BadInput(
-            f"phase {phase.name}: no sampler is called {phase.sampler!r}",
-            fix=f"choose one of {', '.join(SAMPLERS)}, or leave it out: config.sampler then decides",
+            f"phase {phase.name}: there is no sampler {phase.sampler!r}",
+            fix=f"choose one of {', '.join(SAMPLERS)}, or leave it out to use config.sampler",
         )
     return replace(cfg, sampler=phase.sampler)  # type: ignore[arg-type]  # one of SAMPLERS
 

@@ -24,7 +24,7 @@ class _Beams(NamedTuple):
     """The candidates of each unfinished sentence, best first."""
 
     sentence: Tensor  # (n) index in the batch
-    said: Tensor  # (n, beam, tokens so far)
+    tokens: Tensor  # (n, beam, tokens so far)
     total: Tensor  # (n, beam) log-probability
     length: Tensor  # (n, beam) tokens, including <end>
     ended: Tensor  # (n, beam)
@@ -46,8 +46,8 @@ def translate(
         beams, memory = _extend(model, beams, memory, length_penalty)
         done = beams.ended.all(dim=1) | (limit[beams.sentence] <= step + 1)
         if bool(done.any()):
-            for number, said in zip(beams.sentence[done].tolist(), beams.said[done, 0].tolist(), strict=True):
-                found[number] = said
+            for number, tokens in zip(beams.sentence[done].tolist(), beams.tokens[done, 0].tolist(), strict=True):
+                found[number] = tokens
             beams, memory = _drop_ended(beams, memory, ~done)
         if not len(beams.sentence):
             break
@@ -59,7 +59,7 @@ def _start(sentences: int, beam: int, device: torch.device) -> _Beams:
     total[:, 0] = 0  # all candidates start out equal: let only one of them branch
     return _Beams(
         sentence=torch.arange(sentences, device=device),
-        said=torch.empty(sentences, beam, 0, dtype=torch.int64, device=device),
+        tokens=torch.empty(sentences, beam, 0, dtype=torch.int64, device=device),
         total=total,
         length=torch.zeros(sentences, beam, device=device),
         ended=torch.zeros(sentences, beam, dtype=torch.bool, device=device),
@@ -68,8 +68,8 @@ def _start(sentences: int, beam: int, device: torch.device) -> _Beams:
 
 def _extend(model: Translator, beams: _Beams, memory: DecoderCache, penalty: float) -> tuple[_Beams, DecoderCache]:
     """Extend every candidate by one token and keep the best, by log-probability / tokens ^ penalty."""
-    count, beam, spoken = beams.said.shape
-    last = beams.said[:, :, -1] if spoken else torch.full((count, beam), START, device=beams.said.device)
+    count, beam, spoken = beams.tokens.shape
+    last = beams.tokens[:, :, -1] if spoken else torch.full((count, beam), START, device=beams.tokens.device)
     scores, memory = model.write(last.flatten(), memory)
     scores.index_fill_(1, torch.tensor(_NEG_INF, device=scores.device), float("-inf"))
     gains = _keep_ended(scores.float().log_softmax(dim=1).view(count, beam, -1), beams.ended)
@@ -79,10 +79,10 @@ def _extend(model: Translator, beams: _Beams, memory: DecoderCache, penalty: flo
     origin, chosen = best // gains.shape[2], best % gains.shape[2]
     ended = beams.ended.gather(1, origin)
     word = torch.where(ended, PAD, chosen)
-    said = torch.cat([beams.said.gather(1, origin[:, :, None].expand(-1, -1, spoken)), word[:, :, None]], dim=2)
+    tokens = torch.cat([beams.tokens.gather(1, origin[:, :, None].expand(-1, -1, spoken)), word[:, :, None]], dim=2)
     first_row = torch.arange(count, device=word.device)[:, None] * beam
     grown = _Beams(
-        beams.sentence, said, totals.flatten(1).gather(1, best), lengths.gather(1, origin), ended | (chosen == END)
+        beams.sentence, tokens, totals.flatten(1).gather(1, best), lengths.gather(1, origin), ended | (chosen == END)
     )
     return grown, memory.of((first_row + origin).flatten()) if beam > 1 else memory
 
@@ -114,8 +114,9 @@ def translate_all(
         source = torch.nn.utils.rnn.pad_sequence(
             [torch.tensor(tokens[row]) for row in rows], batch_first=True, padding_value=PAD
         )
-        said = translate(model, source.to(device), max_length=max_length, beam=beam, length_penalty=length_penalty)
-        for row, ids in zip(rows, said, strict=True):
+        source = source.to(device)
+        translations = translate(model, source, max_length=max_length, beam=beam, length_penalty=length_penalty)
+        for row, ids in zip(rows, translations, strict=True):
             answers[row] = model.tokenizer.decode(ids)
     return answers
 

@@ -1,4 +1,4 @@
-"""The settings of the translation recipe. Plain types: read by the job file's loader, so nothing heavy is imported."""
+"""The settings of the translation recipe. Imports nothing heavy, because the job file's loader reads it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Share = Annotated[float, ">= 0", "< 1"]
 
 
 class Shape(NamedTuple):
-    """How large a Transformer is."""
+    """Dimensions of a Transformer."""
 
     encoder_layers: int
     decoder_layers: int
-    d_model: int  # numbers a token
-    dim_feedforward: int  # numbers in the middle of a feed-forward layer
+    d_model: int
+    dim_feedforward: int
     heads: int
 
 
-# `small` is the size that trains on a laptop; `base` that of the Transformer's paper.
+# `small` trains on a laptop; `base` is the base model of "Attention Is All You Need".
 SIZES: Final[dict[str, Shape]] = {
     "tiny": Shape(2, 2, 64, 256, 4),
     "small": Shape(4, 4, 128, 512, 8),
@@ -33,42 +33,42 @@ SIZES: Final[dict[str, Shape]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """How a translator is built, trained and asked. The defaults learn the made-up language in minutes on two cores."""
+    """Settings of a translator, its training and its search. The defaults learn the made-up language in minutes."""
 
     # layers, d_model, dim_feedforward and heads: 4+4, 128, 512, 8 if small
     model_size: Literal["tiny", "small", "medium", "base"] = "small"
-    encoder_layers: Count | None = None  # instead of the size's own, as are the next four
-    decoder_layers: Count | None = None  # that write
-    d_model: Annotated[int, ">= 8"] | None = None  # numbers a token
-    dim_feedforward: Count | None = None  # numbers in the middle of a feed-forward layer
-    heads: Count | None = None  # that attend side by side
-    norm: Literal["pre", "post"] = "pre"  # where layers are normalised: before each (steadier), or after, as in 2017
-    positions: Literal["sinusoidal", "rotary"] = "rotary"  # how a token knows its place
-    tied: bool = True  # one table of tokens for reading, writing and scoring
-    subwords: Annotated[int, ">= 260"] = 1000  # of the made-up language; prepared data brings its own
-    max_length: Count = 100  # tokens of a sentence; longer pairs are left out of training
+    encoder_layers: Count | None = None  # overrides model_size, as do the next four
+    decoder_layers: Count | None = None  # decoder layers
+    d_model: Annotated[int, ">= 8"] | None = None  # size of a token's representation
+    dim_feedforward: Count | None = None  # hidden size of the feed-forward layers
+    heads: Count | None = None  # attention heads
+    norm: Literal["pre", "post"] = "pre"  # layer norm before each layer (more stable), or after it, as in the paper
+    positions: Literal["sinusoidal", "rotary"] = "rotary"  # positional encoding
+    tied: bool = True  # share one embedding table between encoder, decoder and output layer
+    subwords: Annotated[int, ">= 260"] = 1000  # size of the made-up language's vocabulary; prepared data has its own
+    max_length: Count = 100  # tokens per sentence; training leaves longer pairs out
 
     epochs: Count = 12  # passes over the sentences
-    batch_tokens: Count = 2048  # a step, over all ranks: sentences × the longest of them, of either side
-    accumulate: Count = 1  # parts a step is computed in, where memory is short
-    lr: Annotated[float, "> 0"] = 3e-3  # the highest rate; with noam a factor of it: 1 is the paper's
-    schedule: Literal["noam", "inverse_sqrt", "cosine", "linear"] = "inverse_sqrt"  # how it falls after the warm-up
-    warmup: Count = 400  # steps in which it rises
-    weight_decay: Annotated[float, ">= 0"] = 0.0  # of AdamW
-    clip: Annotated[float, "> 0"] = 1.0  # largest norm of a step's gradient
-    dropout: Share = 0.1  # of each layer's answer
-    attention_dropout: Share = 0.0  # of where it attends to; above 0 there is no fused attention on a CPU
-    label_smoothing: Share = 0.1  # spread evenly over all subwords, as torch does
-    # what is scored and exported is an exponential moving average of the weights; 0 is none
+    batch_tokens: Count = 2048  # tokens per step, over all ranks: sentences × length of the longest, source or target
+    accumulate: Count = 1  # micro-batches per step, to save memory
+    lr: Annotated[float, "> 0"] = 3e-3  # the highest learning rate; with noam a factor, 1 as in the paper
+    schedule: Literal["noam", "inverse_sqrt", "cosine", "linear"] = "inverse_sqrt"  # decay after the warm-up
+    warmup: Count = 400  # warm-up steps
+    weight_decay: Annotated[float, ">= 0"] = 0.0  # AdamW's weight decay
+    clip: Annotated[float, "> 0"] = 1.0  # largest gradient norm
+    dropout: Share = 0.1  # dropout of each layer's output
+    attention_dropout: Share = 0.0  # dropout of attention weights; above 0, attention on a CPU is not fused
+    label_smoothing: Share = 0.1  # label smoothing, as in torch
+    # decay of the exponential moving average of the weights, which is scored and exported; 0: no average
     ema_decay: Share = 0.998
 
-    beam: Count = 5  # translations kept in the running when one is searched; 1 is greedy
-    length_penalty: Annotated[float, ">= 0"] = 1.0  # a translation's score is its log-probability / tokens ^ this
-    score_every: Count = 1  # epochs between two validations
-    patience: Count | None = None  # validations without a better one that end the training
+    beam: Count = 5  # beam size of the search for a translation; 1: greedy
+    length_penalty: Annotated[float, ">= 0"] = 1.0  # a hypothesis scores log-probability / tokens ^ length_penalty
+    score_every: Count = 1  # epochs between validations
+    patience: Count | None = None  # early stopping: validations without improvement before training ends
 
-    train_samples: Count = 8000  # how many sentences are made up for training …
-    val_samples: Count = 300  # … for choosing the best checkpoint …
+    train_samples: Count = 8000  # generated sentences for training …
+    val_samples: Count = 300  # … for validation …
     test_samples: Count = 500  # … and for `headway eval`
 
     RENAMED: ClassVar[Mapping[str, FormerKey]] = {
@@ -84,6 +84,11 @@ class Config:
 
     @property
     def shape(self) -> Shape:
-        """The size's, with what was said instead."""
+        """Return the dimensions of `model_size`, with the overrides applied."""
         own = SIZES[self.model_size]
         return Shape(*(getattr(self, name) or getattr(own, name) for name in Shape._fields))
+
+
+def sizes(cfg: Config) -> dict[str, int]:
+    """Return the model's sizes, from which the training time is estimated."""
+    return cfg.shape._asdict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import BadInput, NotThere
-from headway.data.dataset.manifest import NAME, Column, Manifest, ShardFile
+from headway.data.dataset.manifest import NAME, Column, Manifest, ShardFile, sources_of
 from headway.data.dataset.open import open_sources
 from headway.data.dataset.rows import Rows
 from headway.data.dataset.shards import shard_bytes
@@ -58,7 +58,7 @@ class Pairs:
 
 def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Pairs:
     """Load one split from the job's sources for it, else from its training sources, else from generated phrases."""
-    sources = named(data, split)
+    sources = sources_of(data, split, PHRASES)
     if all(source.source == PHRASES for source in sources):
         if len(sources) > 1:
             raise BadInput(f"data.{split} names {PHRASES} {len(sources)} times", fix="name it once")
@@ -83,15 +83,6 @@ def check_same_tokenizer(train: Pairs, other: Pairs) -> None:
             f"{train.name} and {other.name} were prepared with different subwords",
             fix="put their files into one folder and prepare them together",
         )
-
-
-def named(data: Data, split: str) -> tuple[Source, ...]:
-    """Return the sources of a split. If a job names none, read this split of the training sources."""
-    own: tuple[Source, ...] = getattr(data, split)
-    if own:
-        return own
-    train = tuple(replace(source, split=None, limit=None, weight=1.0) for source in data.train)
-    return train or (Source(source=PHRASES),)
 
 
 def _shared_tokenizer(sources: Sequence[WeightedSource]) -> BpeTokenizer:
@@ -122,7 +113,9 @@ def _synthetic_pairs(cfg: Config, source: Source, split: str) -> Pairs:
     if wanted not in phrases.SPLITS or source.where:
         known = ", ".join(phrases.SPLITS)
         raise BadInput(
-            f"{PHRASES} has the splits {known}, and no columns", where=f"data.{split}", fix="see docs/translation.md"
+            f"{PHRASES} has the splits {known}, and cannot be filtered by `where`",
+            where=f"data.{split}",
+            fix="see docs/translation.md",
         )
     learnt_from = phrases.pairs("train", cfg.train_samples)
     texts = (text for pair in learnt_from for text in (pair.source, pair.target))

@@ -143,8 +143,8 @@ class Attention(nn.Module):
             is_causal=causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        said: Tensor = self.out(found.transpose(1, 2).flatten(2))
-        return said
+        output: Tensor = self.out(found.transpose(1, 2).flatten(2))
+        return output
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
@@ -217,9 +217,9 @@ class Translator(nn.Module):
         shape, size = cfg.shape, len(tokenizer)
         if shape.d_model % (2 * shape.heads):
             raise BadInput(
-                f"{shape.heads} heads do not share {shape.d_model} numbers evenly, in pairs",
+                f"d_model {shape.d_model} cannot be divided into {shape.heads} heads of an even size",
                 where="config",
-                fix=f"choose a d_model that {2 * shape.heads} divides",
+                fix=f"set d_model to a multiple of {2 * shape.heads}",
             )
         self.tokenizer = tokenizer
         self.label_smoothing, self._sinusoidal = cfg.label_smoothing, cfg.positions == "sinusoidal"
@@ -320,8 +320,8 @@ class Translator(nn.Module):
     def set_extra_state(self, state: str) -> None:
         if state != self.tokenizer.to_json():
             raise BadInput(
-                "these weights were made for other subwords than those of this data",
-                fix="bring back the training data that they were made from, or start a new run",
+                "the weights were trained with other subwords than those of this data",
+                fix="restore the data that the weights were trained on, or start a new run",
             )
 
 
@@ -335,7 +335,11 @@ def rebuild(cfg: Config, state: Mapping[str, Any]) -> Translator:
 def tokenizer_from(text: str | bytes, where: str = "tokenizer.json") -> BpeTokenizer:
     found = load_tokenizer(text, where=where)
     if not isinstance(found, BpeTokenizer):
-        raise BadInput("these are words, not subwords", where=where, fix="prepare parallel text for translation")
+        raise BadInput(
+            "the file contains a vocabulary of words, not of subwords",
+            where=where,
+            fix="prepare parallel text for translation",
+        )
     return found
 
 

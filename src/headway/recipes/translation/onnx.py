@@ -60,7 +60,7 @@ def graphs(model: Translator, cfg: Config) -> list[Graph]:
             outputs=("keys", "values"),
             dynamic={"source": length},
             more=[{"source": second[0]}],
-            about="sentences as subwords, to what `writes` asks for of them",
+            about="sentences as subwords, to the keys and values that `writes` takes",
         ),
         Graph(
             name="writes",
@@ -69,7 +69,7 @@ def graphs(model: Translator, cfg: Config) -> list[Graph]:
             outputs=("scores",),
             dynamic={"source": length, "keys": heads, "values": heads, "written": {0: BATCH, 1: "written"}},
             more=[_asked(reads, *second)],
-            about="log-probabilities of the next token, after what is written so far",
+            about="log-probabilities of the next token, given the tokens so far",
         ),
     ]
 
@@ -85,6 +85,6 @@ def _example(size: int, count: int, length: int, written: int) -> tuple[Tensor, 
     source = torch.arange(count * length).view(count, length) % (size - 4) + 4
     source[:, -1] = END
     source[0, -2:] = torch.tensor([END, PAD])
-    said = torch.arange(count * written).view(count, written) % (size - 4) + 4
-    said[:, 0] = START
-    return source, said
+    written_tokens = torch.arange(count * written).view(count, written) % (size - 4) + 4
+    written_tokens[:, 0] = START
+    return source, written_tokens

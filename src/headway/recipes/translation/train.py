@@ -44,8 +44,9 @@ def train(run: Run, cfg: Config) -> None:
 
     for epoch in run.epochs(cfg.epochs):
         for batch in run.steps(feed):
-            loss_sum, tokens = model(batch["source"], batch["target"])
-            run.step(loss_sum, optimizer, weight=tokens, clip=cfg.clip, scheduler=schedule)
+            with run.autocast():
+                loss_sum, tokens = model(batch["source"], batch["target"])
+            run.step(optimizer, loss_sum=loss_sum, weight=tokens, clip=cfg.clip, scheduler=schedule)
             run.log(loss=loss_sum / tokens, lr=schedule.lr)
         if (epoch + 1) % cfg.score_every == 0 or epoch + 1 == cfg.epochs:
             with averaged():

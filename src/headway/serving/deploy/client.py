@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headway.core.errors import BadInput, HeadwayError, TargetError
+from headway.core.retry import poll, wait_until
 from headway.serving.deploy import vertex
 from headway.serving.deploy.model import LABEL, Deployment, Request, take_down
-from headway.targets.vertex.client import HOST_OVERRIDES, ApiError, Client, NotFound
+from headway.storage.google import CLOUD_RUN, VERTEX, GoogleClient, NotFound, Service
 
 POLL_S = 3.0
+GONE_S = 60.0
 READY_S = 1800.0  # a first machine with a GPU and a large image is slow
-_ROLE = (
-    "gcloud projects add-iam-policy-binding {project} --member=user:$(gcloud config get account) --role=roles/run.admin"
-)
 
 
-@dataclass(slots=True)
-class Cloud(Client):
-    """API client for Cloud Run and Vertex AI in one project."""
+@dataclass
+class Cloud(GoogleClient):
+    """API client for one of the services that serve models, in one project."""
 
-    def run_url(self, region: str, path: str) -> str:
-        override = os.environ.get(f"{HOST_OVERRIDES}RUN")
-        host = override.rstrip("/") if override else f"https://{region}-run.googleapis.com"
-        return f"{host}/{path}"
+    service: Service = VERTEX
+    needed_for: str = "headway deploy"
 
-    def vertex_url(self, region: str, path: str) -> str:
-        override = os.environ.get(f"{HOST_OVERRIDES}AIPLATFORM")
-        host = override.rstrip("/") if override else f"https://{region}-aiplatform.googleapis.com"
-        return f"{host}/{path}"
+    def url(self, region: str, path: str) -> str:
+        return self.service.url(path, region=region)
 
     def call(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request once, without retries: if the answer is lost, the resource may have been created."""
-        return self._with_deploy_errors(url, lambda: self._request(method, url, body, None))
+        return self.request(self.service, method, url, body, idempotent=False)
 
-    def get(self, url: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        return self._with_deploy_errors(url, lambda: self._with_retry("GET", url, None, query))
+    def get(self, url: str) -> dict[str, Any]:
+        return self.request(self.service, "GET", url)
 
-    def _with_deploy_errors(self, url: str, asked: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Reword errors of Cloud Run, since the shared messages name Vertex AI."""
-        try:
-            return asked()
-        except ApiError as error:
-            if "aiplatform" in url or isinstance(error, NotFound) or "/locations/" in url:
-                raise
-            what = error.problem.what.replace("Vertex AI", "Cloud Run")
-            fix = error.problem.fix.replace("aiplatform.googleapis.com logging", "run.googleapis.com logging")
-            fix = _ROLE.format(project=self.project) if "aiplatform.user" in fix else fix
-            raise type(error)(what, status=error.status, message=error.message, fix=fix) from None
+
+def cloud_for(d: Deployment) -> Cloud:
+    """Return the client for the service that the deployment uses."""
+    return Cloud(d.project, service=CLOUD_RUN if d.to == "cloud-run" else VERTEX)
 
 
 # Cloud Run
@@ -63,7 +49,7 @@ def run_service(cloud: Cloud, d: Deployment, requests: list[Request], log: Calla
     Return its URL.
     """
     create, *rest = requests
-    home = cloud.run_url(d.region, create.url)
+    home = cloud.url(d.region, create.url)
     service_url = f"{home}/{d.name}"
     before = _is_ours(cloud, service_url, d.name)
     if before is None:
@@ -75,7 +61,7 @@ def run_service(cloud: Cloud, d: Deployment, requests: list[Request], log: Calla
     try:
         url = _wait_until_ready(cloud, service_url)
         for request in rest:
-            cloud.call(request.method, cloud.run_url(d.region, request.url), request.body)
+            cloud.call(request.method, cloud.url(d.region, request.url), request.body)
     except BaseException:  # Ctrl-C too: remove a service that never became ready
         if before is None:
             _roll_back(lambda: cloud.call("DELETE", service_url), d, log)
@@ -106,8 +92,7 @@ def _is_ours(cloud: Cloud, one: str, name: str) -> dict[str, Any] | None:
 
 
 def _wait_until_ready(cloud: Cloud, one: str) -> str:
-    end = time.monotonic() + READY_S
-    while time.monotonic() < end:
+    for _ in poll(POLL_S, within_s=READY_S):
         found = cloud.get(one)
         status = found.get("status", {})
         seen = status.get("observedGeneration") == found["metadata"].get("generation")
@@ -117,22 +102,17 @@ def _wait_until_ready(cloud: Cloud, one: str) -> str:
         if seen and ready.get("status") == "False":
             fix = "read its log: gcloud run services logs read, or try the image: docker run -p 8080:8080 IMAGE"
             raise TargetError(f"the service did not start: {ready.get('message', 'no reason given')}", fix=fix)
-        time.sleep(POLL_S)
     raise TargetError(f"the service has not started within {READY_S:.0f} s", fix="gcloud run services describe")
 
 
 def remove_service(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
     """Delete the service; return what was removed, and what is still listed after a minute."""
-    service_url = cloud.run_url(d.region, f"apis/serving.knative.dev/v1/namespaces/{d.project}/services/{d.name}")
+    service_url = cloud.url(d.region, f"apis/serving.knative.dev/v1/namespaces/{d.project}/services/{d.name}")
     if _is_ours(cloud, service_url, d.name) is None:
         return [], []
     cloud.call("DELETE", service_url)
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if _is_ours(cloud, service_url, d.name) is None:
-            return [f"service {d.name}"], []
-        time.sleep(POLL_S)
-    return [], [f"service {d.name}"]
+    gone = wait_until(lambda: _is_ours(cloud, service_url, d.name) is None, POLL_S, within_s=GONE_S)
+    return ([f"service {d.name}"], []) if gone else ([], [f"service {d.name}"])
 
 
 # Vertex AI
@@ -146,38 +126,34 @@ def deploy_model(cloud: Cloud, d: Deployment, log: Callable[[str], None]) -> str
     upload, create, _ = vertex.requests(d)
     before = _names(cloud, d)
     try:
-        made = _wait_for_operation(cloud, d, cloud.call("POST", cloud.vertex_url(d.region, upload.url), upload.body))
+        made = _wait_for_operation(cloud, d, cloud.call("POST", cloud.url(d.region, upload.url), upload.body))
         name = str(made["model"])
         log(f"uploaded {name}")
         endpoint = next(_list_resources(cloud, d, "endpoints"), None)
         if endpoint is None:
-            endpoint = _wait_for_operation(
-                cloud, d, cloud.call("POST", cloud.vertex_url(d.region, create.url), create.body)
-            )
+            endpoint = _wait_for_operation(cloud, d, cloud.call("POST", cloud.url(d.region, create.url), create.body))
             log(f"created {endpoint['name']}")
         place = str(endpoint["name"])
         log("starting machines, which takes a few minutes")
         _wait_for_operation(
             cloud,
             d,
-            cloud.call("POST", cloud.vertex_url(d.region, f"v1/{place}:deployModel"), vertex.deployed(d, name)),
+            cloud.call("POST", cloud.url(d.region, f"v1/{place}:deployModel"), vertex.deployed(d, name)),
         )
     except BaseException:  # Ctrl-C too: an endpoint is billed even if the deployment failed
         _roll_back(lambda: _delete_all(cloud, d, [each for each in _names(cloud, d) if each not in before]), d, log)
         raise
     _undeploy(cloud, d, place, keep=name)
-    return cloud.vertex_url(d.region, f"v1/{place}:predict")
+    return cloud.url(d.region, f"v1/{place}:predict")
 
 
 def _undeploy(cloud: Cloud, d: Deployment, endpoint: str, *, keep: str | None) -> None:
     """Undeploy every model except `keep`, as each holds machines."""
-    found = cloud.get(cloud.vertex_url(d.region, f"v1/{endpoint}"))
+    found = cloud.get(cloud.url(d.region, f"v1/{endpoint}"))
     for each in found.get("deployedModels", []):
         if keep is None or not same_model(each["model"], keep):
             body = {"deployedModelId": each["id"]}
-            _wait_for_operation(
-                cloud, d, cloud.call("POST", cloud.vertex_url(d.region, f"v1/{endpoint}:undeployModel"), body)
-            )
+            _wait_for_operation(cloud, d, cloud.call("POST", cloud.url(d.region, f"v1/{endpoint}:undeployModel"), body))
 
 
 def same_model(one: str, other: str) -> bool:
@@ -189,7 +165,7 @@ def _delete_all(cloud: Cloud, d: Deployment, names: Iterable[str]) -> None:
     for name in names:
         if "/endpoints/" in name:
             _undeploy(cloud, d, name, keep=None)
-        _wait_for_operation(cloud, d, cloud.call("DELETE", cloud.vertex_url(d.region, f"v1/{name}")))
+        _wait_for_operation(cloud, d, cloud.call("DELETE", cloud.url(d.region, f"v1/{name}")))
 
 
 def remove_endpoint(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
@@ -208,29 +184,11 @@ def _names(cloud: Cloud, d: Deployment) -> list[str]:
 
 
 def _list_resources(cloud: Cloud, d: Deployment, kind: str) -> Iterator[dict[str, Any]]:
-    query = {"filter": f"labels.{vertex.KEY}={d.name}", "pageSize": "100"}
-    while True:
-        page = cloud.get(cloud.vertex_url(d.region, f"v1/projects/{d.project}/locations/{d.region}/{kind}"), query)
+    url = cloud.url(d.region, f"v1/projects/{d.project}/locations/{d.region}/{kind}")
+    for page in cloud.pages(VERTEX, url, query={"filter": f"labels.{vertex.KEY}={d.name}", "pageSize": "100"}):
         yield from page.get(kind, [])
-        if not page.get("nextPageToken"):
-            return
-        query = {**query, "pageToken": page["nextPageToken"]}
 
 
 def _wait_for_operation(cloud: Cloud, d: Deployment, operation: Mapping[str, Any]) -> dict[str, Any]:
-    """Wait for a long-running operation; return its response. Raises TargetError for its error."""
-    end = time.monotonic() + READY_S
-    while not operation.get("done"):
-        if time.monotonic() > end:
-            raise TargetError(
-                f"{operation['name']} has not finished within {READY_S:.0f} s", fix="headway deploy --down"
-            )
-        time.sleep(POLL_S)
-        operation = cloud.get(cloud.vertex_url(d.region, f"v1/{operation['name']}"))
-    if "error" in operation:
-        message = str(operation["error"].get("message", "no reason given"))
-        raise TargetError(
-            f"Vertex AI: {message}", fix="its log: gcloud logging read resource.type=aiplatform.googleapis.com/Endpoint"
-        )
-    made: dict[str, Any] = operation.get("response", {})
-    return made
+    url = cloud.url(d.region, f"v1/{operation['name']}")
+    return cloud.wait(VERTEX, operation, url, poll_s=POLL_S, within_s=READY_S, fix="headway deploy --down")

@@ -41,8 +41,8 @@ def problems(d: Deployment) -> Iterator[Problem]:
 def service(d: Deployment) -> dict[str, Any]:
     """Return the Knative Service manifest for Cloud Run."""
     annotations = {
-        "autoscaling.knative.dev/minScale": str(d.least),
-        "autoscaling.knative.dev/maxScale": str(d.most),
+        "autoscaling.knative.dev/minScale": str(d.min_instances),
+        "autoscaling.knative.dev/maxScale": str(d.max_instances),
         "run.googleapis.com/startup-cpu-boost": "true",
         "run.googleapis.com/execution-environment": "gen2",
     }
@@ -125,16 +125,16 @@ def bill(d: Deployment) -> Bill:
     explanation = (
         f"${instance_usd:.3f} per instance-hour {when} ({d.cpus} CPUs, {d.memory_gib} GiB{', L4' if gpu else ''})"
     )
-    explanation += f"; at most {d.most}: ${instance_usd * d.most:.2f} an hour"
+    explanation += f"; at most {d.max_instances}: ${instance_usd * d.max_instances:.2f} an hour"
     explanation += (
-        f"; {d.least} always on: ${idle_instance_usd * d.least:.3f} an hour"
-        if d.least
+        f"; {d.min_instances} always on: ${idle_instance_usd * d.min_instances:.3f} an hour"
+        if d.min_instances
         else "; nothing while there are no requests"
     )
     besides = (f"${MILLION_REQUESTS:.2f} per million requests", "traffic out, logs, and the image in its registry")
     return Bill(
-        idle_usd_per_hour=idle_instance_usd * d.least,
-        busy_usd_per_hour=instance_usd * d.most,
-        told=explanation,
+        idle_usd_per_hour=idle_instance_usd * d.min_instances,
+        busy_usd_per_hour=instance_usd * d.max_instances,
+        text=explanation,
         besides=besides,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.core.quoting import quote_for_dockerfile as quote
 from headway.packaging import requirements
 from headway.packaging.build import build_command, digest_of, is_present
 from headway.packaging.dockerfile import (
@@ -23,7 +24,6 @@ from headway.packaging.dockerfile import (
     ImageSpec,
     exec_form,
     label_instruction,
-    quote,
 )
 from headway.plugins import require_recipe
 from headway.serving.deploy.model import service_name
@@ -59,7 +59,7 @@ class ServingImage(ImageSpec):
         ]
 
     def _final(self) -> list[str]:
-        told = {"bundle": self.job, "recipe": self.recipe, "version": self.headway, "wheel": self.wheel_sha256}
+        labels = {"bundle": self.job, "recipe": self.recipe, "version": self.headway, "wheel": self.wheel_sha256}
         model = [
             "",
             "# The model is the last layer: a new model replaces only that. Its checksums are verified on load.",
@@ -76,7 +76,7 @@ class ServingImage(ImageSpec):
             f"COPY {self._wheel} /tmp/",
             f"RUN {VENV_DIR}/bin/pip install --no-cache-dir --no-index --no-deps /tmp/{self._wheel}",
             *(model if self.holds_bundle else []),
-            label_instruction({f"{LABEL_PREFIX}.{key}": value for key, value in told.items()}),
+            label_instruction({f"{LABEL_PREFIX}.{key}": value for key, value in labels.items()}),
             "# Runs without root; the user cannot change the installed files.",
             "USER 1000:1000",
             f"EXPOSE {PORT}",

@@ -32,8 +32,8 @@ class Deployment:
     cpus: int = 2  # Cloud Run
     memory_gib: int = 4
     accelerator: tuple[str, int] | None = None
-    least: int = 0
-    most: int = 3
+    min_instances: int = 0
+    max_instances: int = 3
     public: bool = False
     token: str | None = None  # name of a secret in Secret Manager
     account: str | None = None
@@ -47,10 +47,9 @@ class Deployment:
         for what, value, pattern, fix in checks:
             if not pattern.fullmatch(value):
                 raise BadInput(f"{value!r} is not {what} of Google Cloud", fix=fix)
-        if not 0 <= self.least <= self.most or self.most < 1:
-            raise BadInput(
-                f"--min {self.least} --max {self.most} is not a valid range of instances", fix="--min 0 --max 3"
-            )
+        if not 0 <= self.min_instances <= self.max_instances or self.max_instances < 1:
+            given = f"--min {self.min_instances} --max {self.max_instances}"
+            raise BadInput(f"{given} is not a valid range of instances", fix="--min 0 --max 3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +68,7 @@ class Bill:
 
     idle_usd_per_hour: float  # without requests
     busy_usd_per_hour: float  # with all instances busy
-    told: str
+    text: str
     missing: str = ""
     besides: tuple[str, ...] = field(default=())
 
@@ -77,7 +76,7 @@ class Bill:
         if self.missing:
             return {"missing": self.missing}
         return {"idle_usd_per_hour": round(self.idle_usd_per_hour, 5),
-                "busy_usd_per_hour": round(self.busy_usd_per_hour, 5), "told": self.told}  # fmt: skip
+                "busy_usd_per_hour": round(self.busy_usd_per_hour, 5), "told": self.text}  # fmt: skip
 
 
 def service_name(text: str) -> str:

@@ -20,7 +20,7 @@ KEY = LABEL.replace("-", "_")
 
 
 def problems(d: Deployment) -> Iterator[Problem]:
-    if d.least < 1:
+    if d.min_instances < 1:
         yield Problem(what="a Vertex AI endpoint needs at least one machine at all times", fix="--min 1")
     if d.token:
         yield Problem(what="Vertex AI endpoints already require Google credentials", fix="leave out --token")
@@ -62,7 +62,7 @@ def deployed(d: Deployment, model_name: str = MODEL) -> dict[str, Any]:
     machine: dict[str, Any] = {"machineType": d.machine}
     if d.accelerator:
         machine |= {"acceleratorType": ACCELERATORS[d.accelerator[0]], "acceleratorCount": d.accelerator[1]}
-    resources = {"machineSpec": machine, "minReplicaCount": d.least, "maxReplicaCount": d.most}
+    resources = {"machineSpec": machine, "minReplicaCount": d.min_instances, "maxReplicaCount": d.max_instances}
     return {
         "deployedModel": {
             "model": model_name,
@@ -101,7 +101,8 @@ def script(d: Deployment) -> str:
             f"ENDPOINT=$(gcloud ai endpoints create {where} --display-name {d.name} --labels {KEY}={d.name} \\",
             "  --format 'value(name)')",
             f'gcloud ai endpoints deploy-model "$ENDPOINT" {where} --model "$MODEL" --display-name {d.name} \\',
-            f"  --machine-type {d.machine}{gpu} --min-replica-count {d.least} --max-replica-count {d.most}{account} \\",
+            f"  --machine-type {d.machine}{gpu} --min-replica-count {d.min_instances} "
+            f"--max-replica-count {d.max_instances}{account} \\",
             f"  --traffic-split {json.dumps({'0': 100})[1:-1].replace(chr(34), '').replace(': ', '=')}",
         ]
     )
@@ -120,12 +121,13 @@ def bill(d: Deployment) -> Bill:
             return _unknown(f"{d.accelerator[0]} in {d.region} is not in the price table")
         one, what = one + gpu.usd, f"{what} with {d.accelerator[1]} × {d.accelerator[0]}"
     one *= VERTEX_FACTOR
-    told = f"${one:.3f} per machine-hour ({what}, × {VERTEX_FACTOR} management fee, prices of "
-    told += f"{table.dated}); {d.least} always on: ${one * d.least:.2f} an hour, ${one * d.least * 730:.0f} a month"
-    told += f"; at most {d.most}: ${one * d.most:.2f} an hour"
-    return Bill(idle_usd_per_hour=one * d.least, busy_usd_per_hour=one * d.most, told=told,
+    idle, busy = one * d.min_instances, one * d.max_instances
+    text = f"${one:.3f} per machine-hour ({what}, × {VERTEX_FACTOR} management fee, prices of "
+    text += f"{table.dated}); {d.min_instances} always on: ${idle:.2f} an hour, ${idle * 730:.0f} a month"
+    text += f"; at most {d.max_instances}: ${busy:.2f} an hour"
+    return Bill(idle_usd_per_hour=idle, busy_usd_per_hour=busy, text=text,
                 besides=("traffic out, logs, and the image in its registry",))  # fmt: skip
 
 
 def _unknown(why: str) -> Bill:
-    return Bill(idle_usd_per_hour=0.0, busy_usd_per_hour=0.0, told=f"unknown: {why}", missing=why)
+    return Bill(idle_usd_per_hour=0.0, busy_usd_per_hour=0.0, text=f"unknown: {why}", missing=why)

@@ -1,6 +1,7 @@
-"""Which of two spirals does a point lie on? A loop one can read from top to bottom; `run` does the hard parts.
+"""Train a classifier that tells which of two spirals a point belongs to, in a plain PyTorch loop.
 
-`headway run` starts it. So does `python train.py`, with the settings below.
+`run` takes care of checkpoints, preemption and ranks. Start it with `headway run`, or with `python train.py`, which
+uses the settings below.
 """
 
 import torch
@@ -12,7 +13,7 @@ from headway.runtime import Loader
 
 
 def spirals(count: int, seed: int) -> TensorDataset:
-    """Points of two interleaved spirals, slightly shaken, and which of the two each belongs to."""
+    """Return points of two interleaved spirals with a little noise, and the spiral of each."""
     dice = torch.Generator().manual_seed(seed)
     spiral = torch.arange(count) % 2
     radius = torch.rand(count, generator=dice)
@@ -23,7 +24,7 @@ def spirals(count: int, seed: int) -> TensorDataset:
 
 def loss_and_hits(model: nn.Module, points: Tensor, spiral: Tensor) -> tuple[Tensor, Tensor]:
     guesses = model(points)
-    return nn.functional.cross_entropy(guesses, spiral, reduction="sum"), (guesses.argmax(1) == spiral).sum()
+    return nn.functional.cross_entropy(guesses, spiral), (guesses.argmax(1) == spiral).sum()
 
 
 run = headway.start(config={"epochs": 10, "batch_size": 64, "lr": 0.01, "width": 64})
@@ -36,10 +37,11 @@ optimizer = torch.optim.Adam(model.parameters(), lr=lr)
 run.restore(model=model, optimizer=optimizer, data=train)  # the newest good checkpoint, or a fresh start
 
 for _epoch in run.epochs(epochs):
-    for points, spiral in run.steps(train):  # checkpoints, preemption and budget are taken care of in here
-        loss, _ = loss_and_hits(model, points, spiral)
-        run.step(loss, optimizer, weight=len(points))  # divided by the points of all ranks together
-        run.log(loss=loss / len(points))
+    for points, spiral in run.steps(train):  # also handles checkpoints, preemption and the budget
+        with run.autocast():  # in the job's precision
+            loss, _ = loss_and_hits(model, points, spiral)
+        run.step(loss, optimizer)  # backward, gradients of all ranks, update
+        run.log(loss=loss)
     with torch.no_grad():
         hits = sum(loss_and_hits(model, points, spiral)[1] for points, spiral in run.evaluating(val))
     run.score({"accuracy": run.total(hits) / len(val.dataset)}, best="accuracy")

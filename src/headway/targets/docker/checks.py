@@ -1,4 +1,7 @@
-"""Check a job for the docker target, with a fix per problem. Starts nothing; sends one request to the daemon."""
+"""Check a job for the docker target, with a fix per problem. Starts nothing.
+
+Only `daemon_problems` sends a request to the daemon, when a run starts and for `plan --online` and `doctor`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Problem
-from headway.packaging import reference, requirements
+from headway.packaging import image_contents
 from headway.packaging.engine import Engine, EngineError, engine_error
+from headway.packaging.supervisor_runtime import runtime_name
 from headway.spec.loading import dump
-from headway.storage.secrets import parse
+from headway.targets.checks import cluster_secret_problems, image_problems, interpreter_problems
 from headway.targets.docker.options import Options
 from headway.targets.docker.render import NVIDIA
 
@@ -23,14 +27,13 @@ if TYPE_CHECKING:
 _GPU_RUNTIMES = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
 
 
-def problems(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
-    yield from reference.problems(dump(job)["image"], job.name)
-    if job.requirements and not job.image.uri:
-        yield from requirements.problems(Path(job.root), job.requirements)
+def problems(job: Job, options: Options) -> Iterator[Problem]:
+    """Yield what would stop the job on any machine. Needs no daemon."""
+    yield from image_problems(job)
+    yield from interpreter_problems(job)
     yield from _mount_problems(job)
-    yield from _secret_problems(job)
+    yield from cluster_secret_problems(job, "containers here are")
     yield from _node_problems(job, options)
-    yield from _daemon_problems(job, options, engine)
 
 
 def _mount_problems(job: Job) -> Iterator[Problem]:
@@ -44,13 +47,6 @@ def _mount_problems(job: Job) -> Iterator[Problem]:
             )
 
 
-def _secret_problems(job: Job) -> Iterator[Problem]:
-    for name, secret in job.secrets.items():
-        if parse(secret.ref).kind == "k8s":
-            what = f"{secret.ref} lies in a Kubernetes cluster, and containers here are outside of it"
-            yield Problem(what=what, where=f"secrets.{name}", fix=f"secrets: {{{name}: env:{name}}}")
-
-
 def _node_problems(job: Job, options: Options) -> Iterator[Problem]:
     if job.resources.nodes > 1 and options.network:
         what = (
@@ -59,7 +55,7 @@ def _node_problems(job: Job, options: Options) -> Iterator[Problem]:
         yield Problem(what=what, where="targets", fix="remove `network`, or nodes: 1 with more processes")
 
 
-def _daemon_problems(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
+def daemon_problems(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
     """Check that the daemon exists, is reachable, permits access, is on this machine and can do what the job needs."""
     remote = os.environ.get("DOCKER_HOST", "")
     if remote and not remote.startswith("unix:"):
@@ -72,12 +68,15 @@ def _daemon_problems(job: Job, options: Options, engine: Engine) -> Iterator[Pro
         yield error.problem
         return
     if options.user == "me" and os.getuid() and "name=rootless" in (info.get("SecurityOptions") or ()):
-        what = "this Docker is rootless: what a container writes as you would belong to somebody else outside"
-        yield Problem(what=what, where="targets", fix="write `user: root` in the target's entry: inside, that is you")
+        what = "this Docker is rootless: files that a container writes as your user would belong to another user"
+        yield Problem(what=what, where="targets", fix="write `user: root` in the target's entry: that is your user")
     if job.resources.accelerator and NVIDIA.exists() and not _can_use_gpus(info):
-        what = "a GPU is here, and containers cannot use it: the NVIDIA container toolkit is missing"
+        what = "this machine has a GPU, but containers cannot use it: the NVIDIA container toolkit is missing"
         fix = "sudo apt-get install nvidia-container-toolkit && sudo nvidia-ctk runtime configure"
         yield Problem(what=what, where="resources.accelerator", fix=f"{fix} && sudo systemctl restart docker")
+    runtime = runtime_name(dump(job), options.platform) if job.image.uri else ""
+    if runtime:
+        yield from image_contents.problems(dump(job), engine, options.command, runtime, python=options.python)
 
 
 def _daemon_info(options: Options, engine: Engine) -> dict[str, Any]:

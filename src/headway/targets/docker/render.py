@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.plan import RUN
+from headway.core.plan import RUN, uploaded_data_url
+from headway.core.program import is_foreign_image
 from headway.core.types import EXPIRES_LABEL, OWNER, OWNER_LABEL, OWNER_NAME, OWNER_NAME_LABEL, RUN_LABEL, Request
 from headway.packaging import build
-from headway.packaging.dockerfile import CODE_DIR, HOME_DIR, NODE_DIR, SUPERVISOR, dockerignore, image_of_plan
+from headway.packaging.dockerfile import CODE_DIR, HOME_DIR, NODE_DIR, SUPERVISOR, image_of_plan
+from headway.packaging.supervisor_runtime import PYTHON_VARIABLE as PYTHON
+from headway.packaging.supervisor_runtime import RUNTIME_DIR, WHEEL_DIR, start_words, unpacked_path
 from headway.rundir.status import END_RECORD_S, local_dir, run_url
 from headway.storage import local_path
 from headway.targets.docker import secrets
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 KIND = "docker"
 SECRETS = "/headway/secrets"
-WHEEL = "/headway/wheel"  # Headway's wheel, for an image that Headway did not build
 WORK = "/run/headway"  # the supervisor's work folder, a tmpfs: secrets given as files are written there
 
 
@@ -71,14 +73,15 @@ def folders(plan: Plan) -> list[str]:
     """
     run_dir = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
     created = [f"{run_dir}/spool", *(f"{run_dir}/node-{node}/spool" for node in range(plan.nodes))]
-    if plan.job.get("image", {}).get("uri"):
+    if is_foreign_image(plan.job):
         created += [f"{run_dir}/home{name}" for name in ("/.aws", "/.cache/headway", "/.config/gcloud")]
     return [*created, *(volume.source for volume in _writable_volumes(plan))]
 
 
 def _data_volumes(plan: Plan) -> Iterator[Volume]:
+    outputs = str(plan.job["outputs"])
     for source in [*sorted(plan.data), plan.job.get("init_from")]:
-        folder = _local_path(source)
+        folder = _local_path(uploaded_data_url(plan, str(source), outputs) or source)
         if folder is not None:
             yield Volume(source=str(folder), at=str(folder), read_only=True)
 
@@ -114,12 +117,14 @@ def _secret_volumes(plan: Plan, node: int) -> Iterator[Volume]:
 
 
 def _code_volumes(plan: Plan) -> Iterator[Volume]:
-    """Mount the code and Headway into a ready image, which may contain neither."""
-    if plan.job.get("image", {}).get("uri"):
+    """Mount the code, Headway and its interpreter into an image that Headway did not make: it may have none of them."""
+    if is_foreign_image(plan.job):
         run_dir = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
         yield Volume(source=f"{run_dir}/code", at=CODE_DIR)
-        yield Volume(source=f"{run_dir}/headway", at=WHEEL, read_only=True)
+        yield Volume(source=f"{run_dir}/headway", at=WHEEL_DIR, read_only=True)
         yield Volume(source=f"{run_dir}/home", at=HOME_DIR)
+    if plan.code.runtime:
+        yield Volume(source=str(unpacked_path(plan.code.runtime)), at=RUNTIME_DIR, read_only=True)
 
 
 def _job_mount(mount: dict[str, Any]) -> list[str]:
@@ -188,13 +193,14 @@ def container_name(plan: Plan, node: int) -> str:
 def cli_command(plan: Plan, options: Options, arguments: Sequence[str]) -> list[str]:
     """Return the command that runs one Headway verb in a temporary container like that of the run's first node."""
     image_arguments = {str(name): str(value) for name, value in plan.job.get("env", {}).items()}
-    path = ":".join(filter(None, (WHEEL, image_arguments.pop("PYTHONPATH", ""))))
+    path = ":".join(filter(None, (WHEEL_DIR, image_arguments.pop("PYTHONPATH", ""))))
     env = [
         argument
         for name, value in {**image_arguments, "PYTHONPATH": path}.items()
         for argument in ("--env", f"{name}={value}")
     ]
-    return [*(options.command, "run", "--rm"), *_sandbox(plan, options, 0, env), "-c", _CLI_ENTRY, *arguments]
+    sandbox = _sandbox(plan, options, 0, options.python, env)
+    return [*(options.command, "run", "--rm"), *sandbox, "-c", _CLI_ENTRY, *arguments]
 
 
 def lifetime_s(plan: Plan) -> float | None:
@@ -218,7 +224,6 @@ def _image(plan: Plan, options: Options) -> list[Request]:
         return []
     return [
         Request(name="Dockerfile", body={"text": image.dockerfile()}),
-        Request(name=".dockerignore", body={"text": dockerignore()}),
         Request(name="image.json", body={"argv": build.build_command(options.command, image)}),
     ]
 
@@ -240,16 +245,19 @@ def _network(plan: Plan, options: Options) -> list[Request]:
 
 def _container(plan: Plan, options: Options, node: int) -> dict[str, Any]:
     url = run_url(str(plan.job["outputs"]), RUN)
+    start = [options.python, "-m", SUPERVISOR, "--run", url]
+    if plan.code.runtime:
+        start = start_words(SUPERVISOR, "--run", url)
     argv = [
         *(options.command, "create", "--name", container_name(plan, node)),
-        *_sandbox(plan, options, node),
-        *("-m", SUPERVISOR, "--run", url),
+        *_sandbox(plan, options, node, start[0]),
+        *start[1:],
     ]
     return {"argv": argv, "secrets": _secret_references(plan)}
 
 
-def _sandbox(plan: Plan, options: Options, node: int, env: Sequence[str] = ()) -> list[str]:
-    """Return all of a container's arguments but its name and its command."""
+def _sandbox(plan: Plan, options: Options, node: int, entrypoint: str, env: Sequence[str] = ()) -> list[str]:
+    """Return all of a container's arguments but its name and the words after its entry point."""
     url = run_url(str(plan.job["outputs"]), RUN)
     return [
         *_labels(plan),
@@ -259,9 +267,9 @@ def _sandbox(plan: Plan, options: Options, node: int, env: Sequence[str] = ()) -
         *_network_arguments(plan, options, node),
         *("--tmpfs", f"{WORK}:rw,nosuid,nodev,mode=1777,size={WORK_BYTES}"),
         *mounts(plan, node),
-        *_environment_arguments(plan, url, node),
+        *_environment_arguments(plan, options, url, node),
         *env,
-        *("--workdir", CODE_DIR, "--entrypoint", options.python),
+        *("--workdir", CODE_DIR, "--entrypoint", entrypoint),
         *options.args,
         build.reference(plan, image_of_plan(plan, platform=options.platform)),
     ]
@@ -315,7 +323,7 @@ def _network_arguments(plan: Plan, options: Options, node: int) -> list[str]:
     return ["--network", _name_prefix(plan), "--network-alias", f"node-{node}"] if plan.nodes > 1 else []
 
 
-def _environment_arguments(plan: Plan, url: str, node: int) -> list[str]:
+def _environment_arguments(plan: Plan, options: Options, url: str, node: int) -> list[str]:
     fixed = {
         "HEADWAY_RUN": RUN,
         "HEADWAY_RUN_URL": url,
@@ -329,12 +337,9 @@ def _environment_arguments(plan: Plan, url: str, node: int) -> list[str]:
         fixed["HEADWAY_SECRETS_DIR"] = SECRETS
     if plan.nodes > 1:
         fixed |= {"HEADWAY_HOSTS": ",".join(f"node-{n}" for n in range(plan.nodes)), "HEADWAY_NODE": str(node)}
-    if plan.job.get("image", {}).get("uri"):
-        fixed |= {
-            "HOME": HOME_DIR,
-            "PYTHONPATH": WHEEL,
-            "USER": "headway",
-        }  # images built by Headway set these themselves
+    if is_foreign_image(plan.job):  # images built by Headway set these themselves
+        python = {PYTHON: options.python} if plan.code.runtime else {"PYTHONPATH": WHEEL_DIR}
+        fixed |= {"HOME": HOME_DIR, "USER": "headway", **python}
     # Name only: docker takes the value from this shell, if set. None of these is secret.
     plain = sorted({name for cloud in clouds.values() for name in cloud.plain})
     arguments = [*(f"{name}={value}" for name, value in fixed.items()), *plain]

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from headway.core import platform
+from headway.core.retry import wait_until
 from headway.core.types import EXPIRES_LABEL, ORIGIN, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL, Handle, Receipt
 from headway.packaging.engine import COMMAND_TIMEOUT_S, Engine, EngineError, NotFound
 from headway.rundir import lease, status
 from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, grace_s
-from headway.storage import same_place
+from headway.storage import is_same_folder
 from headway.targets.docker.render import NODE_LABEL, URL_LABEL
 
 # Listing
@@ -65,7 +66,7 @@ def networks(engine: Engine, command: str, url: str | None = None) -> list[Docke
 
 
 def _filter_by_run(resources: list[DockerResource], url: str | None) -> list[DockerResource]:
-    return [resource for resource in resources if resource.run and (url is None or same_place(resource.url, url))]
+    return [resource for resource in resources if resource.run and (url is None or is_same_folder(resource.url, url))]
 
 
 def _inspect_labelled(engine: Engine, noun: list[str], ls: list[str]) -> list[dict[str, Any]]:
@@ -132,28 +133,24 @@ def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
         *map(str, before),
         *(name for name in recorded if not any(resource.id[:12] in name for resource in before)),
     ]
-    return Receipt(
-        run=handle.run,
-        created=tuple(created),
-        removed=tuple(name for name in created if name not in left),
-        left=tuple(left),
-    )
+    return Receipt.of_listing(handle.run, created, left)
 
 
 def remove(engine: Engine, command: str, url: str) -> None:
     """Force-remove containers, then networks. A resource already gone counts as removed."""
     for resource in containers(engine, command, url):
         _ignore_not_found(engine, [command, "rm", "--force", "--volumes", resource.id])
-    limit = time.monotonic() + DETACH_S
     for resource in networks(engine, command, url):
-        while True:
-            try:
-                _ignore_not_found(engine, [command, "network", "rm", resource.id])
-                break
-            except EngineError:
-                if time.monotonic() > limit:
-                    break  # the second listing shows it, and the receipt reports it
-                time.sleep(POLL_S)
+        wait_until(partial(_remove_network, engine, command, resource.id), POLL_S, within_s=DETACH_S)
+
+
+def _remove_network(engine: Engine, command: str, network_id: str) -> bool:
+    """Remove a network; return False while containers are attached to it. The next listing then still shows it."""
+    try:
+        _ignore_not_found(engine, [command, "network", "rm", network_id])
+    except EngineError:
+        return False
+    return True
 
 
 def release_lease(handle: Handle) -> None:
@@ -182,9 +179,10 @@ def _stop(engine: Engine, command: str, url: str, within_s: float) -> None:
 
 
 def _wait_for_exit(engine: Engine, command: str, url: str, within_s: float) -> None:
-    limit = time.monotonic() + within_s
-    while time.monotonic() < limit and any(container.live for container in containers(engine, command, url)):
-        time.sleep(POLL_S)
+    def exited() -> bool:
+        return not any(container.live for container in containers(engine, command, url))
+
+    wait_until(exited, POLL_S, within_s=within_s)
 
 
 def _ignore_not_found(engine: Engine, argv: list[str], within_s: float = COMMAND_TIMEOUT_S) -> None:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.core.errors import Problem, RunBusy, TargetError
-from headway.core.types import Handle, LogLine, Receipt, Request, State, Status
-from headway.packaging import build
-from headway.packaging.code import package
-from headway.packaging.dockerfile import excluded_files, image_of_plan
+from headway.core.errors import BadJob, Problem, RunBusy
+from headway.core.program import is_foreign_image
+from headway.core.types import ExecCommand, Finding, Handle, LogLine, Receipt, Request, State, Status, Target
+from headway.packaging import build, image_contents
+from headway.packaging.dockerfile import image_of_plan
 from headway.packaging.engine import AlreadyExists, Engine, EngineError
 from headway.packaging.engine import run as run_command
+from headway.packaging.supervisor_runtime import is_ready_image, unavailable_reason, unpack_here
 from headway.rundir.layout import RunFolder
 from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
@@ -34,13 +35,16 @@ from headway.rundir.status import (
     run_url,
 )
 from headway.rundir.submission import owner
+from headway.spec.loading import dump, undump
 from headway.storage import join, local_path, open_store
 from headway.storage.secrets import resolve
+from headway.targets.checks import dependency_notes, require_same_host, unused_resource_notes
 from headway.targets.docker import checks, render, secrets
 from headway.targets.docker import resources as docker_resources
 from headway.targets.docker.options import Options
 from headway.targets.docker.render import KIND
 from headway.targets.docker.resources import DockerResource
+from headway.targets.exec import install_in_image, no_process
 from headway.targets.local import processes
 
 if TYPE_CHECKING:
@@ -52,20 +56,34 @@ POLL_S = 1.0  # between polls of the daemon while a log is followed
 
 
 @dataclass(frozen=True, slots=True)
-class DockerTarget:
+class DockerTarget(Target):
     options: Options = DEFAULTS
     engine: Engine = run_command  # the only access to the daemon
 
     def check(self, job: Job) -> list[Problem]:
-        return [*checks.problems(job, self.options, self.engine), *output_problems(job.outputs)]
+        return [*checks.problems(job, self.options), *output_problems(job.outputs)]
+
+    def online(self, plan: Plan) -> list[Problem]:
+        """Find what only the daemon can tell: whether it answers, and can do what the job needs."""
+        return list(checks.daemon_problems(undump(plan.job), self.options, self.engine))
+
+    def doctor(self, job: Job) -> Iterator[Finding]:
+        """Check the daemon; each finding has the command that fixes it."""
+        found = list(checks.daemon_problems(job, self.options, self.engine))
+        yield from (Finding("bad", problem.what, problem.fix) for problem in found)
+        if not found:
+            yield Finding("ok", f"the daemon of {self.options.command} answers")
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
-        return list(_notes(job, ranks))
+        return list(_notes(job, ranks, self.options.platform))
 
     def cpus(self, job: Job, ranks: int) -> int:
         """Return the CPUs of one node: what the job asks for, or an equal share of this machine."""
         return job.resources.cpus or max(1, len(os.sched_getaffinity(0)) // job.resources.nodes)
+
+    def image_platform(self, job: Job) -> str:
+        return self.options.platform
 
     def render(self, plan: Plan) -> list[Request]:
         """Render every command that `submit` runs, in order. Secrets appear as references only, never as values."""
@@ -107,12 +125,7 @@ class DockerTarget:
 
         Resources already gone count as removed.
         """
-        other_host = _other_host(handle)
-        if other_host:
-            raise TargetError(
-                f"{handle.run} runs on {other_host}, and its containers cannot be seen from here",
-                fix=f"on {other_host}: headway down {handle.url}",
-            )
+        require_same_host(handle, _other_host(handle), "containers")
         receipt = docker_resources.take_down(self.engine, self.options.command, handle)
         if not receipt.left:
             secrets.remove_secrets(handle.url)
@@ -121,7 +134,7 @@ class DockerTarget:
                 processes.remove_run_dir(local_dir(handle.url, KIND), inside_run=local_path(handle.url) is not None)
         return receipt
 
-    def found(self) -> list[Handle]:
+    def list_runs(self) -> list[Handle]:
         command = self.options.command
         resources = [
             *docker_resources.containers(self.engine, command),
@@ -132,6 +145,19 @@ class DockerTarget:
             Handle(target=KIND, run=runs[key].run, url=key[0], details=_owner_details(runs[key]))
             for key in sorted(runs)
         ]
+
+    def exec_command(self, handle: Handle) -> ExecCommand:
+        live = [container for container in self._containers(handle.url) if container.live]
+        if not live:
+            raise no_process(handle, "container")
+        python = self.options.python
+        return ExecCommand(
+            where=f"container {live[0].name}",
+            words=(self.options.command, "exec", "--interactive", live[0].name, python),
+            url=handle.url,
+            python=python,
+            install=install_in_image,
+        )
 
     def verb(self, plan: Plan, run: str, arguments: Sequence[str], *, within_s: float) -> str:
         """Run one of Headway's verbs with the run's image, mounts and secrets, and return its output."""
@@ -154,18 +180,27 @@ class DockerTarget:
             build.build(self.engine, self.options.command, image, outputs)
         else:
             build.pull_image(self.engine, self.options.command, reference, image.platform)
+        if plan.code.runtime:
+            command, python = self.options.command, self.options.python
+            found = image_contents.problems(
+                plan.job, self.engine, command, plan.code.runtime, image=reference, python=python
+            )
+            if found:
+                raise BadJob(found)
 
     def _prepare(self, plan: Plan, run: str, run_dir: Path) -> None:
         """Create everything that is mounted and missing, as this user."""
         with processes.map_os_errors(run_dir):
             for folder in render.folders(plan):
                 Path(processes.fill_run_name(folder, run)).mkdir(parents=True, exist_ok=True)
-            if plan.job.get("image", {}).get("uri"):
+            if is_foreign_image(plan.job):
                 outputs = str(plan.job["outputs"])
                 processes.unpack_code(
                     join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, run_dir / "code"
                 )
                 _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), run_dir / "headway")
+                if plan.code.runtime:
+                    unpack_here(plan.code.runtime, join(outputs, "code"))
             secrets.write_secrets(plan, run_url(str(plan.job["outputs"]), run), resolve)
 
     def _start(self, plan: Plan, run: str, url: str) -> list[DockerResource]:
@@ -230,20 +265,19 @@ class DockerTarget:
         return has_ended_now
 
 
-def _notes(job: Job, ranks: int) -> Iterator[str]:
+def _notes(job: Job, ranks: int, platform: str) -> Iterator[str]:
     resources, cores = job.resources, len(os.sched_getaffinity(0))
     if ranks * resources.nodes > cores:
         yield f"{ranks * resources.nodes} ranks share {cores} cores"
+    reason = unavailable_reason(platform) if is_ready_image(dump(job)) else ""
+    if reason:
+        yield f"the image's Python, 3.10 or newer, starts the supervisor: Headway cannot bring one ({reason})"
     if resources.accelerator and not render.NVIDIA.exists():
         yield f"no {resources.accelerator.kind} found on this machine: training on the CPU"
-    unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
-    if unused:
-        yield f"ignored on this target: resources.{', resources.'.join(unused)}"
+    yield from unused_resource_notes(job)
+    foreign = job.image.uri or job.image.dockerfile
+    yield from dependency_notes(job, f"{foreign} is used as it is" if foreign else "")
     yield from key_file_notes(job)
-    data = excluded_files(name for name, _ in package(job).files) if job.script and not job.image.uri else []
-    if data:
-        shown = ", ".join(data[:5]) + (f" and {len(data) - 5} more" if len(data) > 5 else "")
-        yield f"not in the image, because it looks like data or weights: {shown} (`!NAME` in .dockerignore keeps it)"
 
 
 def _other_host(handle: Handle) -> str:

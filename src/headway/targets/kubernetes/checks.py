@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Problem
-from headway.core.plan import RUN
-from headway.packaging import reference, requirements
+from headway.packaging import image_contents, reference
+from headway.packaging.supervisor_runtime import is_ready_image, unavailable_reason
 from headway.rundir.status import output_problems
 from headway.spec.loading import dump
 from headway.storage import local_path
 from headway.storage.secrets import parse
+from headway.targets.checks import dependency_notes, image_problems, interpreter_problems
 from headway.targets.kubernetes import pod, trainjob
 from headway.targets.kubernetes.options import SECRETS, WORK, Options
 
@@ -22,41 +22,14 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# Client-side admission checks: names, labels, and the rules of Kubeflow's webhooks and CRDs. Pure.
+# A cluster itself checks every object before a run starts (`lifecycle.dry_run`). The checks here need none: they find
+# what can be seen in a job file, and say which key to change.
 
 
-Object = Mapping[str, Any]
-MAX_STATEFULSET_NAME = 52  # its pods carry a label of its name, a dash and a ten-character hash
 MAX_LABEL = 63
-_DNS_1035 = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?)?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
-_TRAINER_VARIABLES = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
-
-
-def admission_problems(body: Object) -> list[str]:
-    """Describe why a cluster would reject one object; empty if it would accept it."""
-    found = [*_metadata_problems(body["metadata"])]
-    kind = body["kind"]
-    if kind == "PyTorchJob":
-        found += _pytorch_job_problems(body)
-    elif kind == "TrainJob":
-        found += _train_job_problems(body)
-    elif kind == "StatefulSet":
-        found += _stateful_set_problems(body)
-    for where, template in pods(body):
-        found += [f"{where}: {what}" for what in _pod_problems(template)]
-    return found
-
-
-def pods(body: Object) -> Iterator[tuple[str, Object]]:
-    """Yield the pod templates of an object, each with its role."""
-    spec = body.get("spec", {})
-    if body["kind"] in ("StatefulSet", "Job"):
-        yield "template", spec["template"]["spec"]
-    for role, replica in spec.get("pytorchReplicaSpecs", {}).items():
-        yield role, replica["template"]["spec"]
 
 
 def label_problem(key: str, value: str) -> str | None:
@@ -80,99 +53,6 @@ def is_subdomain(text: str) -> bool:
     return len(text) <= 253 and _DNS_SUBDOMAIN.fullmatch(text) is not None
 
 
-def _metadata_problems(metadata: Object) -> Iterator[str]:
-    name = str(metadata["name"]).replace(RUN, "run")
-    if len(name) > 63 or not _DNS_1035.fullmatch(name):
-        yield f"{name!r} cannot be a name: lower case letters, digits and dashes, at most 63, starting with a letter"
-    for key, value in metadata.get("labels", {}).items():
-        problem = label_problem(key, re.sub(r"\{[A-Z_]+\}", "x", str(value)))
-        if problem:
-            yield problem
-
-
-def _pytorch_job_problems(body: Object) -> Iterator[str]:
-    """Check the webhook's rules: at most one Master, and in each role a container named pytorch with an image."""
-    replicas = body["spec"].get("pytorchReplicaSpecs") or {}
-    if not replicas:
-        yield "a PyTorchJob needs replicas"
-    for role, spec in replicas.items():
-        if role not in ("Master", "Worker"):
-            yield f"a PyTorchJob has no role {role}: only Master and Worker"
-        containers = spec["template"]["spec"].get("containers") or []
-        named = [each for each in containers if each["name"] == "pytorch"]
-        if not named or not all(each.get("image") for each in containers):
-            yield f"{role} needs a container named pytorch, with an image"
-        if spec.get("restartPolicy", "OnFailure") not in ("Always", "OnFailure", "Never", "ExitCode"):
-            yield f"{role} has no restart policy {spec['restartPolicy']}"
-    if replicas.get("Master", {}).get("replicas", 1) != 1:
-        yield "a PyTorchJob has one Master"
-    if "elasticPolicy" in body["spec"] and "Worker" not in replicas:
-        yield "an elastic PyTorchJob needs a Worker"
-
-
-def _train_job_problems(body: Object) -> Iterator[str]:
-    spec, name = body["spec"], str(body["metadata"]["name"])
-    if not spec.get("runtimeRef", {}).get("name"):
-        yield "a TrainJob needs a runtimeRef with a name"
-    trainer = spec.get("trainer", {})
-    for variable in trainer.get("env", ()):
-        if variable["name"] in _TRAINER_VARIABLES:
-            yield f"{variable['name']} is set by Kubeflow Trainer"
-    longest = trainjob.MAX_NAME - len(str(trainer.get("numNodes", 1) - 1))
-    if name != RUN and len(name) > longest:
-        yield f"a TrainJob's name has at most {longest} characters here: its pods' names are made of it"
-    if trainer.get("numNodes", 1) < 1 or trainer.get("numProcPerNode", 1) < 1:
-        yield "a TrainJob has at least one node and one process on each"
-    if spec.get("managedBy") not in (
-        None,
-        "trainer.kubeflow.org/trainjob-controller",
-        "kueue.x-k8s.io/multikueue",
-    ):
-        yield "managedBy is trainer.kubeflow.org/trainjob-controller or kueue.x-k8s.io/multikueue"
-    if spec.get("activeDeadlineSeconds", 1) < 1:
-        yield "activeDeadlineSeconds is at least 1"
-    managers = [patch["manager"] for patch in spec.get("runtimePatches", ())]
-    if len(set(managers)) < len(managers):
-        yield "each runtime patch has a manager of its own"
-
-
-def _stateful_set_problems(body: Object) -> Iterator[str]:
-    spec, name = body["spec"], str(body["metadata"]["name"])
-    template = spec["template"]
-    if name != RUN and len(name) > MAX_STATEFULSET_NAME:
-        yield f"a StatefulSet's name has at most {MAX_STATEFULSET_NAME} characters: its pods carry it in a label"
-    labels = template["metadata"]["labels"]
-    if not spec["selector"]["matchLabels"].items() <= labels.items():
-        yield "the selector does not match the template's labels"
-    if template["spec"].get("restartPolicy", "Always") != "Always":
-        yield "a StatefulSet's pods are always started again: restartPolicy Always"
-    if "activeDeadlineSeconds" in template["spec"]:
-        yield "a StatefulSet's pods may have no activeDeadlineSeconds"
-
-
-def _pod_problems(pod: Object) -> Iterator[str]:
-    volumes = [volume["name"] for volume in pod.get("volumes", ())]
-    if len(set(volumes)) < len(volumes):
-        yield "two volumes have the same name"
-    for container in pod["containers"]:
-        paths = [mount["mountPath"] for mount in container.get("volumeMounts", ())]
-        for path in sorted({path for path in paths if paths.count(path) > 1}):
-            yield f"two volumes are mounted at {path}"
-        for mount in container.get("volumeMounts", ()):
-            if mount["name"] not in volumes:
-                yield f"no volume is called {mount['name']}"
-            if ":" in mount["mountPath"]:
-                yield f"{mount['mountPath']} has a colon, which no path of a mount may have"
-        names = [variable["name"] for variable in container.get("env", ())]
-        if len(set(names)) < len(names):
-            yield "a variable is set twice"
-        resources = container.get("resources", {})
-        for name, amount in resources.get("limits", {}).items():
-            asked = resources.get("requests", {}).get(name, amount)
-            if "/" in name and asked != amount:
-                yield f"{name}: what is asked for and its limit must be equal"
-
-
 ENTRY = "targets"
 _RESERVED_LABELS = ("headway.", "app.kubernetes.io/managed-by")
 _RESERVED_PATHS = (*pod.WRITABLE_DIRS.values(), WORK, SECRETS, "/dev/shm")
@@ -180,18 +60,58 @@ _RESERVED_PATHS = (*pod.WRITABLE_DIRS.values(), WORK, SECRETS, "/dev/shm")
 
 def problems(job: Job, options: Options) -> Iterator[Problem]:
     yield from _image_problems(job)
+    yield from interpreter_problems(job)
     yield from _url_problems(job)
     yield from _mount_problems(job)
     yield from _secret_problems(job)
     yield from _accelerator_problems(job, options)
     yield from _option_problems(options)
+    yield from _supervisor_problems(job, options)
+
+
+def _supervisor_problems(job: Job, options: Options) -> Iterator[Problem]:
+    """Check that the supervisor can be brought into an image that has no Headway inside."""
+    if not options.supervisor or not is_ready_image(dump(job)):
+        return
+    if options.engine == "trainjob":
+        what = "a TrainJob cannot have the init container that brings the supervisor into the image"
+        yield Problem(what=what, where=f"{ENTRY}.supervisor", fix="engine: statefulset, which needs no operator")
+    reason = unavailable_reason()
+    if reason:
+        what = f"the supervisor cannot be brought into {job.image.uri}: {reason}"
+        fix = "plan on Linux with that processor; or remove `supervisor`, and install Headway in the image"
+        yield Problem(what=what, where=f"{ENTRY}.supervisor", fix=fix)
+    for problem in reference.problems({"repository": options.supervisor}, "supervisor"):
+        fix = problem.fix.replace("repository:", "supervisor:")
+        yield Problem(what=problem.what, where=f"{ENTRY}.supervisor", fix=fix)
+
+
+def _program(job: Job, options: Options) -> str:
+    program = image_contents.program_of(dump(job), options.python)
+    return " or ".join(dict.fromkeys(program.names)) if program else "what the program needs"
+
+
+def _foreign_image_notes(job: Job, options: Options, image: str) -> Iterator[str]:
+    """Note what an image that Headway did not make must have in it."""
+    if not is_ready_image(dump(job)):
+        yield f"{image} must have Headway installed: the planned code and Headway are fetched when a pod starts"
+    elif options.supervisor:
+        yield "the supervisor's image must be in its registry before the run starts: headway image --push --on TARGET"
+        yield f"{image} is not looked into: it must have {_program(job, options)}"
+    else:
+        yield (
+            f"{image} must have Headway installed; with `supervisor: REPOSITORY` in the target's entry, and "
+            "headway image --push --on TARGET, any image will do"
+        )
 
 
 def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     if not job.image.uri:
         yield "the image must be in its registry before the run starts: headway image --push"
-    else:
-        yield f"{job.image.uri} must have Headway installed: the planned code and Headway are fetched when a pod starts"
+    foreign = job.image.uri or job.image.dockerfile
+    if foreign:
+        yield from _foreign_image_notes(job, options, foreign)
+    yield from dependency_notes(job, f"{foreign} is used as it is" if foreign else "")
     if job.budget.hours is not None and job.max_wait is None:
         yield "max_wait is not given: the cluster's own limit leaves a day for waiting"
     if options.engine == "trainjob":
@@ -201,38 +121,47 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
             yield f"TrainJob {release} cannot set: {'; '.join(unsupported)}"
         if options.trainer is None:
             yield f"rendered for Kubeflow Trainer {release}; the run is rendered for the release it finds installed"
-        yield "a pod that is taken away counts against the backoffLimit of its runtime: headway resume starts it again"
+        yield "a preempted pod counts against the backoffLimit of its runtime; headway resume starts the run again"
     if options.engine == "trainjob" and options.service_account and not options.token:
         patch = f"kubectl -n {options.namespace} patch serviceaccount {options.service_account} -p"
         yield f"a TrainJob cannot withhold its account's token: {patch} '{{\"automountServiceAccountToken\": false}}'"
+    if options.token and options.service_account:
+        account = options.service_account
+        yield f"token: pods may do what {account} may; to view pods and services: {view_role_commands(options)}"
     yield from _node_notes(job, options)
     for name, secret in job.secrets.items():
         if secret.as_ == "file" and "CREDENTIALS" in name:
             yield f"secrets.{name}: a key file works; a service_account with Workload Identity needs none"
 
 
+def view_role_commands(options: Options) -> str:
+    """Return the commands that let the pods' account view the pods and services of its namespace, and nothing else."""
+    kubectl, account = f"kubectl -n {options.namespace} create", options.service_account
+    role = f"{kubectl} role headway-view --verb=get,list,watch --resource=pods,services"
+    binding = f"{kubectl} rolebinding headway-view-{account} --role=headway-view"
+    return f"{role} && {binding} --serviceaccount={options.namespace}:{account}"
+
+
 def _node_notes(job: Job, options: Options) -> Iterator[str]:
     resources = job.resources
     if options.platform == "plain" and (resources.spot or resources.accelerator):
-        yield "platform: plain chooses no nodes for accelerator or spot: say which with node_selector"
+        yield "platform: plain selects no nodes for accelerator or spot: select them with node_selector"
     if resources.spot and options.platform == "gke" and options.grace > pod.SPOT_GRACE_S:
-        yield f"spot nodes give {pod.SPOT_GRACE_S:g} s from SIGTERM to SIGKILL, whatever grace says"
+        yield f"spot nodes allow {pod.SPOT_GRACE_S:g} s from SIGTERM to SIGKILL, whatever `grace` is"
     if resources.nodes > 1:
         for mount in job.mounts:
             if mount.pvc:
                 yield f"mounts: {mount.pvc} must be ReadWriteMany or ReadOnlyMany for {resources.nodes} nodes"
     if any(mount.path for mount in job.mounts):
-        yield "mounts: a path is the node's own folder, on whichever node a pod lands"
+        yield "mounts: a path is a folder of the node on which the pod is scheduled"
 
 
 def _image_problems(job: Job) -> Iterator[Problem]:
-    yield from reference.problems(dump(job)["image"], job.name)
+    yield from image_problems(job)
     if job.image.uri is None and job.image.repository is None:
         what = "a cluster pulls its image from a registry, and the job names none"
         fix = f"image: {{repository: {reference.ARTIFACT_REGISTRY}}}, then headway image --push"
         yield Problem(what=what, where="image", fix=fix)
-    if job.requirements and not job.image.uri:
-        yield from requirements.problems(Path(job.root), job.requirements)
 
 
 def _url_problems(job: Job) -> Iterator[Problem]:
@@ -292,17 +221,20 @@ def _option_problems(options: Options) -> Iterator[Problem]:
     if not is_name(options.namespace):
         what = f"{options.namespace!r} cannot be a namespace"
         yield Problem(what=what, where=ENTRY, fix="namespace: lower case letters, digits and dashes, at most 63")
+    if options.token and not options.service_account:
+        fix = f"service_account: NAME; kubectl -n {options.namespace} create serviceaccount NAME makes one"
+        yield Problem(what="token: true needs a service_account, whose token the pods get", where=ENTRY, fix=fix)
     for key in ("service_account", "priority", "runtime"):
         value = getattr(options, key)
         if value is not None and not is_subdomain(value):
-            yield Problem(what=f"{value!r} cannot be a {key}", where=ENTRY, fix=f"mend `{key}`")
+            yield Problem(what=f"{value!r} cannot be a {key}", where=ENTRY, fix=f"correct `{key}`")
     for key, mapping in (("labels", options.labels), ("node_selector", options.node_selector)):
         for name, value in mapping.items():
             wrong = label_problem(str(name), str(value))
             if key == "labels" and str(name).startswith(_RESERVED_LABELS):
                 wrong = f"{name} is set by Headway"
             if wrong:
-                yield Problem(what=f"{key}: {wrong}", where=ENTRY, fix=f"mend `{key}`")
+                yield Problem(what=f"{key}: {wrong}", where=ENTRY, fix=f"correct `{key}`")
     for toleration in options.tolerations:
         unknown = sorted(set(toleration) - {"key", "operator", "value", "effect", "tolerationSeconds"})
         if unknown:

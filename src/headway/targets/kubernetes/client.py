@@ -6,8 +6,6 @@ the client, `doctor`, and the reaper inside a pod.
 
 from __future__ import annotations
 
-import base64
-import http.client
 import json
 import ssl
 import tempfile
@@ -15,18 +13,20 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote
 
-from headway.core.errors import TargetError
+from headway.core import http
+from headway.core.errors import StoreError, TargetError
+from headway.core.retry import RetryPolicy
 from headway.core.types import RUN_LABEL
 from headway.targets.kubernetes import kubeconfig
 from headway.targets.kubernetes.kubeconfig import Access, Credential
 
 Object = dict[str, Any]
 REQUEST_TIMEOUT_S = 30.0
-TRIES = 4  # of idempotent requests; others are sent once
+RETRY = RetryPolicy(tries=4, total_s=150.0, first_pause_s=1.0)  # of idempotent requests; others are sent once
 MERGE_PATCH = "application/merge-patch+json"
-_RETRYABLE = (429, 500, 502, 503, 504)
+_RETRYABLE = frozenset({429, 500, 502, 503, 504})
 
 
 class ApiError(TargetError):
@@ -71,96 +71,66 @@ class Client:
     context: str | None = None
     fix: str = ""  # the command to suggest if no cluster is configured
     access: Access | None = None
-    _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
+    _http: http.Client | None = field(default=None, repr=False)
     _credential: Credential | None = field(default=None, repr=False)
+    date = ""  # the Date header of the last response: the server's clock
 
     def __call__(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Object | None = None
     ) -> Object:
-        tries = TRIES if method in ("GET", "PATCH", "DELETE") else 1
-        for attempt in range(1, tries + 1):
-            try:
-                return self._request_once(method, path, query, body)
-            except ApiError as error:
-                passing = error.code in _RETRYABLE or (isinstance(error, Unreachable) and error.code == 0)
-                if not passing or attempt == tries:
-                    raise
-                time.sleep(0.3 * 2**attempt)
-        raise AssertionError("the last try returns or raises")
-
-    def lines(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[str]:
-        connection = self._connect()  # its own, because it stays open during other requests
-        try:
-            response = self._send(connection, "GET", _with_query(path, query), None)
-            if response.status >= 300:
-                raise api_error(response.status, response.read(), f"GET {path}", self._where())
-            while raw := response.readline():
-                yield raw.decode("utf-8", "replace").rstrip("\n")
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
-        finally:
-            connection.close()
-
-    def _request_once(self, method: str, path: str, query: Mapping[str, str] | None, body: Object | None) -> Object:
-        reused = self._connection is not None
-        try:
-            status, content = self._exchange(method, _with_query(path, query), body)
-        except (http.client.HTTPException, ConnectionError, ssl.SSLEOFError) as error:
-            # The server may have closed an idle connection. That shows only now, before it has processed anything.
-            self.close()
-            if not reused:
-                raise self._unreachable(error) from None
-            try:
-                status, content = self._exchange(method, _with_query(path, query), body)
-            except (OSError, http.client.HTTPException) as retry:
-                self.close()
-                raise self._unreachable(retry) from None
-        except OSError as error:
-            self.close()
-            raise self._unreachable(error) from None
-        if status == 401 and self._credential is not None:  # the token expired early: retry with a new one
+        response = self._request(method, path, query, body)
+        if response.status == 401 and self._credential is not None:  # the token expired early: retry with a new one
             self._credential = None
             self.close()
-            status, content = self._exchange(method, _with_query(path, query), body)
-        if status >= 300:
-            raise api_error(status, content, f"{method} {path}", self._where())
-        answer: Object = json.loads(content) if content.strip() else {}
+            response = self._request(method, path, query, body)
+        self.date = response.headers.get("Date") or ""
+        if response.status >= 300:
+            raise api_error(response.status, response.body, f"{method} {path}", self._where())
+        answer: Object = response.json()
         return answer
 
-    def _exchange(self, method: str, path: str, body: Object | None) -> tuple[int, bytes]:
-        if self._connection is None:
-            self._connection = self._connect()
-        response = self._send(self._connection, method, path, body)
-        content = response.read()
-        self.date = response.getheader("Date") or ""
-        return response.status, content
+    def lines(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[str]:
+        try:
+            with self._client().stream(self._url(path), query=query, headers=self._headers("GET")) as response:
+                if response.status >= 300:
+                    raise api_error(response.status, response.read(http.MAX_BYTES), f"GET {path}", self._where())
+                yield from response.lines()
+        except (http.ConnectionFailed, http.CertificateRejected) as error:
+            raise self._unreachable(error) from None
 
-    def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: Object | None
-    ) -> http.client.HTTPResponse:
-        headers = {"Accept": "application/json", "User-Agent": "headway"}
+    def _request(self, method: str, path: str, query: Mapping[str, str] | None, body: Object | None) -> http.Response:
+        try:
+            return self._client().request(
+                method, self._url(path), query=query, json=body, headers=self._headers(method)
+            )
+        except (http.ConnectionFailed, http.CertificateRejected) as error:
+            self.close()
+            raise self._unreachable(error) from None
+
+    def _headers(self, method: str) -> dict[str, str | tuple[str, ...]]:
+        headers: dict[str, str | tuple[str, ...]] = {"Accept": "application/json", **self._access().impersonate}
         token = self._token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        data = None
-        if body is not None:
-            data = json.dumps(body).encode()
-            headers["Content-Type"] = MERGE_PATCH if method == "PATCH" else "application/json"
-        prefix = urlsplit(self._access().server).path.rstrip("/")
-        connection.request(method, prefix + path, body=data, headers=headers)
-        return connection.getresponse()
+        return headers | ({"Content-Type": MERGE_PATCH} if method == "PATCH" else {})
 
-    date = ""  # the Date header of the last response: the server's clock
+    def _url(self, path: str) -> str:
+        return self._access().server.rstrip("/") + quote(path)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._http is not None:
+            self._http.close()
+            self._http = None
 
     def _access(self) -> Access:
         if self.access is None:
             self.access = kubeconfig.load(self.context, fix=self.fix)
         return self.access
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the kubeconfig's context or of this pod; `default` if none is named."""
+        return self._access().namespace or "default"
 
     def _where(self) -> str:
         return self._access().context
@@ -183,21 +153,18 @@ class Client:
             credential = self._credential = kubeconfig.run_exec_plugin(access.plugin, access.server)
         return credential
 
-    def _connect(self) -> http.client.HTTPConnection:
-        access = self._access()
-        url = urlsplit(access.server)
-        port = url.port or (443 if url.scheme == "https" else 80)
-        proxy = urlsplit(access.proxy or _proxy(url.scheme, url.hostname or ""))
-        host, at = (proxy.hostname, proxy.port or 3128) if proxy.hostname else (url.hostname, port)
-        if url.scheme == "https":
-            connection: http.client.HTTPConnection = _ServerNameConnection(
-                host or "", at, timeout=REQUEST_TIMEOUT_S, context=self._tls(access), name=access.server_name
+    def _client(self) -> http.Client:
+        if self._http is None:
+            access = self._access()
+            self._http = http.Client(
+                timeout_s=REQUEST_TIMEOUT_S,
+                retry=RETRY,
+                retry_statuses=_RETRYABLE,
+                tls=self._tls(access) if access.server.startswith("https:") else None,
+                server_name=access.server_name,
+                proxy=access.proxy or None,
             )
-        else:
-            connection = http.client.HTTPConnection(host or "", at, timeout=REQUEST_TIMEOUT_S)
-        if proxy.hostname:
-            connection.set_tunnel(url.hostname or "", port, headers=_proxy_login(proxy.username, proxy.password))
-        return connection
+        return self._http
 
     def _tls(self, access: Access) -> ssl.SSLContext:
         context = ssl.create_default_context(cadata=access.ca.decode() if access.ca else None)
@@ -212,32 +179,17 @@ class Client:
             _load(context, certificate, key)
         return context
 
-    def _unreachable(self, error: Exception) -> ApiError:
+    def _unreachable(self, error: StoreError) -> ApiError:
         access = self._access()
-        message = str(error) or type(error).__name__
-        if isinstance(error, ssl.SSLCertVerificationError):
-            what = f"{access.server} has a certificate that the kubeconfig's CA did not sign: {message}"
+        if isinstance(error, http.CertificateRejected):
+            what = f"{access.server} has a certificate that the kubeconfig's CA did not sign: {error.problem.what}"
             return Unreachable(what, code=-1, where=access.context, fix=self.fix)
+        reason = error.reason if isinstance(error, http.ConnectionFailed) else error.problem.what
         return Unreachable(
-            f"cannot connect to the cluster at {access.server}: {message}",
+            f"cannot connect to the cluster at {access.server}: {reason}",
             where=access.context,
             fix="kubectl cluster-info",
         )
-
-
-class _ServerNameConnection(http.client.HTTPSConnection):
-    """An HTTPS connection that verifies the certificate against the kubeconfig's `tls-server-name` if it has one."""
-
-    def __init__(self, *args: Any, name: str | None, context: ssl.SSLContext, **more: Any) -> None:
-        super().__init__(*args, context=context, **more)
-        self._name, self._tls_context = name, context
-
-    def connect(self) -> None:
-        if self._name is None:
-            super().connect()
-            return
-        http.client.HTTPConnection.connect(self)
-        self.sock = self._tls_context.wrap_socket(self.sock, server_hostname=self._name)
 
 
 def api_error(code: int, content: bytes, request: str, where: str) -> ApiError:
@@ -254,7 +206,7 @@ def api_error(code: int, content: bytes, request: str, where: str) -> ApiError:
     if code == 409 and reason in ("AlreadyExists", ""):
         return AlreadyExists(message, code=code, message=message, where=where)
     if code == 401:
-        fix = "gcloud auth login; or mend the user of this context in the kubeconfig"
+        fix = "gcloud auth login; or fix the user of this context in the kubeconfig"
         return ApiError(
             "the cluster rejected the credentials (401 Unauthorized)", code=code, message=message, where=where, fix=fix
         )
@@ -269,29 +221,12 @@ def _permission_fix(message: str) -> str:
     return "headway doctor --on TARGET says which permissions are missing, and the command that gives them"
 
 
-def _with_query(path: str, query: Mapping[str, str] | None) -> str:
-    return quote(path) + (f"?{urlencode(query)}" if query else "")
-
-
 def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """Load a client certificate through a short-lived private file, because `ssl` accepts only files."""
     with tempfile.NamedTemporaryFile() as file:  # made with mode 0600
         file.write(certificate.rstrip() + b"\n" + key)
         file.flush()
         context.load_cert_chain(file.name)
-
-
-def _proxy(scheme: str, host: str) -> str:
-    from urllib.request import getproxies, proxy_bypass
-
-    return "" if proxy_bypass(host) else getproxies().get(scheme, "")
-
-
-def _proxy_login(user: str | None, password: str | None) -> dict[str, str]:
-    if not user:
-        return {}
-    word = base64.b64encode(f"{user}:{password or ''}".encode()).decode()
-    return {"Proxy-Authorization": f"Basic {word}"}
 
 
 # REST paths and operations, by kind of object
@@ -323,8 +258,10 @@ def path(kind: str, namespace: str, name: str = "") -> str:
     return f"{group}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 
 
-def create(api: Api, body: Object) -> Object:
-    return api("POST", path(body["kind"], body["metadata"]["namespace"]), body=body)
+def create(api: Api, body: Object, *, dry_run: bool = False) -> Object:
+    """Create an object. With `dry_run` the cluster only validates it, its webhooks included."""
+    query = {"dryRun": "All"} if dry_run else None
+    return api("POST", path(body["kind"], body["metadata"]["namespace"]), query=query, body=body)
 
 
 def patch(api: Api, body: Object) -> Object:

@@ -13,7 +13,7 @@ from headway.core.types import Finding
 from headway.pricing.quote import region_of
 from headway.pricing.table import ACCELERATOR, MACHINE, Price, load
 from headway.storage.secrets import parse
-from headway.targets.kubernetes import client, lifecycle, pod, status
+from headway.targets.kubernetes import checks, client, lifecycle, pod, status
 from headway.targets.kubernetes.client import Api, ApiError, Forbidden, NotFound, Object
 from headway.targets.kubernetes.options import Options
 
@@ -163,7 +163,7 @@ def _crd(api: Api, name: str) -> Object | None:
     except NotFound:
         return None
     except Forbidden:
-        return {}  # may not read CRDs: a launch will tell
+        return {}  # no permission to read CRDs: the launch reports a problem
 
 
 def _node_findings(api: Api, options: Options, job: Job) -> Iterator[Finding]:
@@ -238,6 +238,8 @@ def _account_findings(api: Api, options: Options, context: str) -> Iterator[Find
         yield Finding("bad", f"there is no service account {name}", fix)
         return
     yield Finding("ok", f"service account {name}")
+    if options.token:
+        yield _view_finding(api, options)
     if options.platform != "gke":
         return
     project = status.gke_cluster(options, context)[0] or "PROJECT"
@@ -254,6 +256,30 @@ def _account_findings(api: Api, options: Options, context: str) -> Iterator[Find
         f'gcloud storage buckets add-iam-policy-binding gs://BUCKET --role roles/storage.objectUser --member "{member}"'
     )
     yield Finding("note", f"{name} reaches a bucket if this binding is there (NUMBER: the project's number)", fix)
+
+
+def _view_finding(api: Api, options: Options) -> Finding:
+    """Check that code in a pod that asks the cluster with its token may view pods and services."""
+    fix = checks.view_role_commands(options)
+    user = f"system:serviceaccount:{options.namespace}:{options.service_account}"
+    try:
+        missing = [what for what in ("pods", "services") if not _account_may_list(api, options, user, what)]
+    except (Forbidden, NotFound):
+        return Finding("note", f"may not look whether {options.service_account} may view pods and services", fix)
+    if missing:
+        return Finding("bad", f"token: {options.service_account} may not list {' and '.join(missing)}", fix)
+    return Finding("ok", f"token: {options.service_account} may view pods and services")
+
+
+def _account_may_list(api: Api, options: Options, user: str, resource: str) -> bool:
+    asked = {"namespace": options.namespace, "group": "", "resource": resource, "verb": "list"}
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": asked},
+    }
+    answer = api("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=body)
+    return bool(answer.get("status", {}).get("allowed"))
 
 
 def _reference_findings(api: Api, options: Options, job: Job) -> Iterator[Finding]:
@@ -278,7 +304,7 @@ def _reference_findings(api: Api, options: Options, job: Job) -> Iterator[Findin
         except NotFound:
             yield Finding("bad", f"there is no priority class {options.priority}", "kubectl get priorityclasses")
         except Forbidden:
-            pass  # a launch will tell
+            pass  # no permission to look: the launch reports a problem
 
 
 def _secret_findings(api: Api, options: Options, variable: str, name: str, key: str) -> Iterator[Finding]:

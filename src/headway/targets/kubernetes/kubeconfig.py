@@ -8,12 +8,13 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from headway.core.errors import BadInput, TargetError
+from headway.core.errors import BadInput, HeadwayError, TargetError
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PLUGIN_TIMEOUT_S = 120.0  # a credential plugin may open a browser
@@ -34,6 +35,8 @@ class Access:
     token: str | None = None
     token_file: Path | None = None
     plugin: Mapping[str, Any] | None = None
+    namespace: str = ""  # the context's own; empty if it names none
+    impersonate: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # headers: whose rights apply
 
     def __repr__(self) -> str:
         return f"Access(server={self.server!r}, context={self.context!r})"
@@ -70,7 +73,36 @@ def load(context: str | None = None, *, fix: str = "") -> Access:
         token=user.get("token"),
         token_file=Path(user["_folder"], user["tokenFile"]) if user.get("tokenFile") else None,
         plugin=user.get("exec"),
+        namespace=str(context_entry.get("namespace") or ""),
+        impersonate=_impersonation(user),
     )
+
+
+def configured_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the namespace of the context, as kubectl would use it, unless the target names one. Makes no request."""
+    if "namespace" in options:
+        return {}
+    try:
+        namespace = load(options.get("context")).namespace
+    except HeadwayError:  # there is no kubeconfig, or it is damaged: whoever connects reports it
+        return {}
+    return {"namespace": namespace} if namespace else {}
+
+
+def _impersonation(user: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
+    """Return the headers for `as`, `as-uid`, `as-groups` and `as-user-extra` of a kubeconfig's user."""
+    extra = user.get("as-user-extra") or {}
+    if not user.get("as"):
+        if user.get("as-uid") or user.get("as-groups") or extra:
+            raise BadInput("the kubeconfig's user has as-uid, as-groups or as-user-extra without `as`", fix="add `as:`")
+        return {}
+    headers: dict[str, str | tuple[str, ...]] = {"Impersonate-User": str(user["as"])}
+    if user.get("as-uid"):
+        headers["Impersonate-Uid"] = str(user["as-uid"])
+    if user.get("as-groups"):
+        headers["Impersonate-Group"] = tuple(map(str, user["as-groups"]))
+    named = {f"Impersonate-Extra-{quote(str(key), safe='')}": tuple(map(str, values)) for key, values in extra.items()}
+    return {**headers, **named}
 
 
 def in_pod() -> Access:
@@ -83,7 +115,12 @@ def in_pod() -> Access:
         raise TargetError(
             f"this pod has no service account's token: {error.strerror}", where=str(SERVICE_ACCOUNT_DIR)
         ) from None
-    return Access(server=f"https://{host}:{port}", context="this pod", ca=ca, token_file=SERVICE_ACCOUNT_DIR / "token")
+    try:
+        namespace = (SERVICE_ACCOUNT_DIR / "namespace").read_text().strip()
+    except OSError:
+        namespace = ""
+    token = SERVICE_ACCOUNT_DIR / "token"
+    return Access(server=f"https://{host}:{port}", context="this pod", ca=ca, token_file=token, namespace=namespace)
 
 
 @dataclass(frozen=True, slots=True)

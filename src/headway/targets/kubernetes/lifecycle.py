@@ -1,27 +1,31 @@
 """Create and delete a run's objects in a cluster.
 
-Submit creates all objects or none and starts the workload last; it is where references to secrets are resolved.
+`submit` creates all objects or none and starts the workload last. It resolves the secrets that the cluster cannot read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from headway.core.errors import BadInput, RunBusy, TargetError
+from headway.core.errors import BadInput, Problem, RunBusy, TargetError
 from headway.core.plan import RUN
+from headway.core.retry import wait_until
 from headway.core.types import ORIGIN, OWNER, OWNER_NAME, Handle, Receipt
 from headway.rundir.layout import RunFolder
 from headway.rundir.lease import spent_s
 from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, ended_or_never_started, grace_s
-from headway.rundir.submission import owner
+from headway.rundir.submission import Owner, owner
 from headway.storage.secrets import resolve
-from headway.targets.kubernetes import checks, client, manifests, status, trainjob
+from headway.targets.kubernetes import client, manifests, status, trainjob
 from headway.targets.kubernetes import options as kubernetes_options
 from headway.targets.kubernetes import pod as kubernetes_pod
-from headway.targets.kubernetes.client import AlreadyExists, Api, Forbidden, NotFound, Object
-from headway.targets.kubernetes.options import Options, Trainer, selector
+from headway.targets.kubernetes.checks import MAX_LABEL
+from headway.targets.kubernetes.client import AlreadyExists, Api, ApiError, Forbidden, NotFound, Object, Unreachable
+from headway.targets.kubernetes.options import GUARD_UID, OWNER_UID, Options, Trainer, selector
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 FORCE_S = 60.0  # wait for force-deleted pods to leave the listing
 GC_WAIT_S = 60.0  # wait for the cluster's garbage collector
+MAX_STATEFULSET_NAME = 52  # its pods carry a label of its name, a dash and a ten-character hash
 _WORKLOAD_KINDS = ("StatefulSet", "PyTorchJob", "TrainJob")
 
 
@@ -47,19 +52,13 @@ def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
     for item in before:
         if item["kind"] in _WORKLOAD_KINDS:
             client.delete(api, item["kind"], options.namespace, item["metadata"]["name"])
-    _wait_until(lambda: not _live_pods(api, options, handle), grace + PROCESS_EXIT_S)
+    wait_until(lambda: not _live_pods(api, options, handle), POLL_S, within_s=grace + PROCESS_EXIT_S)
     remove(api, options, handle.run, handle.url)
     left = sorted(map(client.display_name, _list_run(api, options, handle)))
     recorded = (
         [] if handle.details.get(ORIGIN) else [str(shown_name) for shown_name in handle.details.get("objects", ())]
     )
-    created = list(dict.fromkeys([*map(client.display_name, before), *recorded]))
-    return Receipt(
-        run=handle.run,
-        created=tuple(created),
-        removed=tuple(name for name in created if name not in left),
-        left=tuple(left),
-    )
+    return Receipt.of_listing(handle.run, [*map(client.display_name, before), *recorded], left)
 
 
 def remove(api: Api, options: Options, run: str, url: str) -> None:
@@ -71,9 +70,13 @@ def remove(api: Api, options: Options, run: str, url: str) -> None:
         client.delete(api, item["kind"], options.namespace, item["metadata"]["name"], grace_s=pod_grace_s)
     for pod in status.workers(api, options, run, url):
         client.delete(api, "Pod", options.namespace, pod.name, grace_s=0)
-    _wait_until(lambda: not status.workers(api, options, run, url), FORCE_S)
+    wait_until(lambda: not status.workers(api, options, run, url), POLL_S, within_s=FORCE_S)
     if objects:
-        _wait_until(lambda: not client.list_all(api, options.namespace, label_selector, needed=needed), GC_WAIT_S)
+        wait_until(
+            lambda: not client.list_all(api, options.namespace, label_selector, needed=needed),
+            POLL_S,
+            within_s=GC_WAIT_S,
+        )
 
 
 def _list_run(api: Api, options: Options, handle: Handle) -> list[Object]:
@@ -85,33 +88,20 @@ def _live_pods(api: Api, options: Options, handle: Handle) -> list[status.Pod]:
     return [pod for pod in status.workers(api, options, handle.run, handle.url) if pod.live]
 
 
-def _wait_until(done: Callable[[], bool], within_s: float) -> None:
-    limit = time.monotonic() + within_s
-    while not done() and time.monotonic() < limit:
-        time.sleep(POLL_S)
-
-
 def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) -> dict[str, Any]:
     """Create all objects and start the run; return the details by which the handle finds it again.
 
     Raises RunBusy if another client is starting it. Any failure removes everything that was created.
     """
     url = folder.url
+    _require_short_name(options, plan, run)
     release = installed_trainer(api, options) if options.engine == "trainjob" else None
     used_s = spent_s(folder)
     secrets = {name: resolve(reference) for name, reference in kubernetes_pod.client_secrets(plan).items()}
-    limit, current_owner = kubernetes_pod.plan_lifetime_s(plan, used_s), owner()
-    values = {
-        RUN: run,
-        kubernetes_options.FOLDER: kubernetes_options.folder_hash(url),
-        OWNER: current_owner.id,
-        OWNER_NAME: current_owner.name,
-        kubernetes_options.EXPIRES: "" if limit is None else str(int(time.time() + limit)),
-    }
+    values = _placeholders(run, url, owner(), limit_s=kubernetes_pod.plan_lifetime_s(plan, used_s))
     requests = manifests.requests(plan, options, release=release, spent_s=used_s)
     rendered = [kubernetes_options.fill_placeholders(request.body, values) for request in requests]
     bodies, start_patch = rendered[:-1], rendered[-1]
-    _check_admission(bodies, run)
     _require_name_free(api, options, run, url)
     created: list[Object] = []
     try:
@@ -129,6 +119,17 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
         "namespace": options.namespace,
         "engine": options.engine,
         **({"trainer": release} if release else {}),
+    }
+
+
+def _placeholders(run: str, url: str, current_owner: Owner, *, limit_s: float | None) -> dict[str, str]:
+    """Return the values of a rendered object's placeholders."""
+    return {
+        RUN: run,
+        kubernetes_options.FOLDER: kubernetes_options.folder_hash(url),
+        OWNER: current_owner.id,
+        OWNER_NAME: current_owner.name,
+        kubernetes_options.EXPIRES: "" if limit_s is None else str(int(time.time() + limit_s)),
     }
 
 
@@ -183,11 +184,41 @@ def _start(api: Api, start_patch: Object) -> None:
         raise TargetError(what, fix="try again, from a machine closer to the cluster") from None
 
 
-def _check_admission(bodies: list[Object], run: str) -> None:
-    """Raise BadInput for what the cluster or an operator's webhook would reject after half of it was created."""
-    problems = [what for body in bodies for what in checks.admission_problems(body)]
-    if problems:
-        raise BadInput(f"{run}: {problems[0]}", fix="another --name" if "name" in problems[0] else "")
+def dry_run(api: Api, options: Options, plan: Plan) -> list[Problem]:
+    """Ask the cluster to validate every object of the run with `?dryRun=All`. Creates nothing.
+
+    A webhook that does not support dry runs is not asked: it answers when the object is created.
+    """
+    try:
+        release = installed_trainer(api, options) if options.engine == "trainjob" else None
+    except BadInput as error:
+        return [error.problem]
+    run, uid = f"{plan.job['name']}-{plan.hash[:6]}-0", str(UUID(int=0))
+    values = {**_placeholders(run, options.namespace, owner(), limit_s=None), GUARD_UID: uid, OWNER_UID: uid}
+    refusals: dict[str, Problem] = {}
+    for request in manifests.requests(plan, options, release=release)[:-1]:
+        try:
+            client.create(api, kubernetes_options.fill_placeholders(request.body, values), dry_run=True)
+        except AlreadyExists:
+            continue
+        except Unreachable:
+            raise
+        except ApiError as error:
+            if "does not support dry run" not in error.message:
+                what = f"the cluster refuses {request.name}: {error.problem.what}"
+                refusals.setdefault(error.problem.what, replace(error.problem, what=what))
+    return list(refusals.values())
+
+
+def _require_short_name(options: Options, plan: Plan, run: str) -> None:
+    """Raise BadInput for a name that a cluster accepts although it can then create no pods from it."""
+    longest = MAX_STATEFULSET_NAME if options.engine == "statefulset" else MAX_LABEL
+    if options.engine == "trainjob":
+        longest = trainjob.MAX_NAME - len(str(plan.nodes - 1))
+    if len(run) > longest:
+        kind = manifests.WORKLOAD[options.engine]
+        what = f"{run}: a {kind}'s name has at most {longest} characters here: its pods' names and labels contain it"
+        raise BadInput(what, fix="another --name")
 
 
 def _require_name_free(api: Api, options: Options, run: str, url: str) -> None:

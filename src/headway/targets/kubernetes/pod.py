@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.core.plan import RUN, Limits
-from headway.packaging import build
+from headway.packaging import build, image_reuse, supervisor_image
 from headway.packaging.dockerfile import image_of_plan as dockerfile_of_plan
+from headway.packaging.supervisor_runtime import PYTHON_VARIABLE, RUNTIME_DIR, start_words
 from headway.rundir.status import END_RECORD_S
 from headway.storage import local_path
 from headway.storage.secrets import parse
@@ -102,14 +103,14 @@ def limits(job: Job, options: Options) -> Limits:
 
 def _backstop(options: Options, seconds: int | None) -> str:
     if seconds is None:
-        return "none: without a budget nothing ends it but its own end"
+        return "none: without a budget the run has no time limit"
     if options.engine == "pytorchjob":
         return f"the PyTorchJob's activeDeadlineSeconds of {seconds}, in which waiting counts"
     if options.engine == "trainjob":
         release = options.trainer or NEWEST
         if release in WITH_DEADLINE:
             return f"the TrainJob's activeDeadlineSeconds of {seconds}, in which waiting counts"
-        return f"none in the cluster: TrainJob {release} has no deadline, and the supervisor's timer stands alone"
+        return f"none in the cluster: TrainJob {release} has no deadline; only the supervisor's timer ends the run"
     return f"the reaper's timer of {seconds} s, and behind that its Job's activeDeadlineSeconds"
 
 
@@ -131,6 +132,8 @@ def pod_spec(plan: Plan, options: Options, *, container: str, restart: str | Non
         "volumes": volumes(plan, options),
         **placement(plan, options),
     }
+    if plan.code.runtime:
+        spec["initContainers"] = [_init_container(plan, options)]
     if restart is not None:
         spec["restartPolicy"] = restart
     if options.priority:
@@ -143,21 +146,55 @@ def worker(plan: Plan, options: Options, name: str, env: Mapping[str, str]) -> O
         "name": name,
         "image": image(plan),
         "command": command(plan, options, SUPERVISOR, "--run", url_of(plan)),
-        "env": environment(plan, {**fixed_variables(plan), **env}),
+        "env": environment(plan, {**fixed_variables(plan), **python_variable(plan, options), **env}),
         "resources": resources(plan),
         "securityContext": container_security(),
         "volumeMounts": mounts(plan),
     }
 
 
+def _init_container(plan: Plan, options: Options) -> Object:
+    """Build the container that copies the supervisor with its interpreter into the pod, and fetches the code."""
+    fetch = ("--from", f"{plan.job['outputs']}/code", "--code", plan.code.sha256)
+    copies = ("--copy", f"{supervisor_image.ROOT}={RUNTIME_DIR}", "--copy", f"{supervisor_image.WHEEL}={WHEEL}")
+    return {
+        "name": "supervisor",
+        "image": supervisor_image.image_name(str(options.supervisor), plan.code),
+        "command": supervisor_words(ENTRY, *fetch, *copies),
+        "env": environment(plan, fixed_variables(plan)),
+        "securityContext": container_security(),
+        "volumeMounts": mounts(plan),
+    }
+
+
+def supervisor_words(module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of Headway in the supervisor's own image."""
+    return start_words(module, *words, root=supervisor_image.ROOT, wheel=supervisor_image.WHEEL)
+
+
+def python_variable(plan: Plan, options: Options) -> dict[str, str]:
+    """Return the variable that names the image's interpreter to a supervisor that runs on its own."""
+    return {PYTHON_VARIABLE: options.python} if plan.code.runtime else {}
+
+
 def image(plan: Plan) -> str:
-    """Return the job's ready image, the pushed digest, or the content-addressed tag that a push will create."""
-    return build.reference(plan, dockerfile_of_plan(plan))
+    """Return the job's ready image, the pushed digest, or the content-addressed tag that a push will create.
+
+    Pods fetch their code, so a pushed image with the same dependencies serves as well: a change of code needs no build.
+    """
+    own = dockerfile_of_plan(plan)
+    exact = build.reference(plan, own)
+    return exact if exact != own.name else image_reuse.reusable(own) or exact
 
 
 def command(plan: Plan, options: Options, module: str, *words: str) -> list[str]:
-    """Return the command by which the image's Headway fetches the planned code and Headway, then execs `module`."""
+    """Return the command by which the image's Headway fetches the planned code and Headway, then execs `module`.
+
+    With a runtime, an init container has brought all of them.
+    """
     code = plan.code
+    if code.runtime:
+        return start_words(module, *words)
     sent = ("--from", f"{plan.job['outputs']}/code", "--code", code.sha256)
     wheel = ("--wheel", code.wheel, "--wheel-sha256", code.wheel_sha256)
     return [options.python, "-m", ENTRY, *sent, *wheel, "--", module, *words]
@@ -180,6 +217,8 @@ def environment(plan: Plan, added: Mapping[str, str]) -> list[Object]:
     # The planned Headway takes precedence over the image's; the job's own PYTHONPATH comes after it.
     path = ":".join(filter(None, (WHEEL, str(plan.job.get("env", {}).get("PYTHONPATH", "")))))
     fixed = {"HOME": HOME, "USER": "headway", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    if plan.code.runtime:  # the project's interpreter may be too old for our packages
+        del fixed["PYTHONPATH"]
     plain = {**{name: str(value) for name, value in plan.job.get("env", {}).items()}, **fixed, **added}
     if _secret_volume(plan):
         plain["HEADWAY_SECRETS_DIR"] = SECRETS
@@ -260,8 +299,12 @@ def grace_period_s(plan: Plan) -> int:
     return math.ceil(plan.limits.grace_s + END_RECORD_S)
 
 
+def writable_dirs(plan: Plan) -> dict[str, str]:
+    return {**WRITABLE_DIRS, "runtime": RUNTIME_DIR} if plan.code.runtime else WRITABLE_DIRS
+
+
 def volumes(plan: Plan, options: Options) -> list[Object]:
-    found: list[Object] = [{"name": name, "emptyDir": {}} for name in sorted(WRITABLE_DIRS)]
+    found: list[Object] = [{"name": name, "emptyDir": {}} for name in sorted(writable_dirs(plan))]
     found.append({"name": "work", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}})
     found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(options.shm)}})
     if _secret_volume(plan):
@@ -273,7 +316,7 @@ def volumes(plan: Plan, options: Options) -> list[Object]:
 
 
 def mounts(plan: Plan) -> list[Object]:
-    found: list[Object] = [{"name": name, "mountPath": path} for name, path in sorted(WRITABLE_DIRS.items())]
+    found: list[Object] = [{"name": name, "mountPath": path} for name, path in sorted(writable_dirs(plan).items())]
     found += [{"name": "work", "mountPath": WORK}, {"name": "shm", "mountPath": "/dev/shm"}]
     if _secret_volume(plan):
         found.append({"name": "secrets", "mountPath": SECRETS, "readOnly": True})

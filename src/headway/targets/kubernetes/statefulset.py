@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.plan import RUN
 from headway.core.types import RUN_LABEL, Request
+from headway.packaging import supervisor_image
 from headway.targets.kubernetes import pod
 from headway.targets.kubernetes.options import (
     FOLDER,
@@ -152,6 +153,14 @@ def _reaper(plan: Plan, options: Options, seconds: int | None) -> Object:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(plan, options, REAPER), "spec": spec}
 
 
+def _supervisor_image(plan: Plan, options: Options, arguments: list[str]) -> Object:
+    """Return image and command of a reaper whose run's image has no Headway inside; empty for other runs."""
+    if not plan.code.runtime:
+        return {}
+    name = supervisor_image.image_name(str(options.supervisor), plan.code)
+    return {"image": name, "command": pod.supervisor_words(pod.REAPER, *arguments)}
+
+
 def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
     """Build the reaper's pod, without a GPU or node selector: it runs where waiting is cheap."""
     arguments = ["--run", url_of(plan), "--namespace", options.namespace, "--set", RUN, "--workers", str(plan.nodes)]
@@ -163,6 +172,7 @@ def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
         "name": "reaper",
         "image": pod.image(plan),
         "command": pod.command(plan, options, pod.REAPER, *arguments),
+        **_supervisor_image(plan, options, arguments),
         "env": pod.environment(plan, {"HEADWAY_RUN": RUN, "HEADWAY_RUN_URL": url_of(plan)}),
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": pod.container_security(),

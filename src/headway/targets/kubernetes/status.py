@@ -240,10 +240,10 @@ _ADVICE = (
         r"ErrImagePull|ImagePullBackOff|InvalidImageName",
         "is it pushed, and can the nodes pull it? headway image --push; `pull_secrets` for a private registry",
     ),
-    (r"secret \"?[^ ]+\"? not found|couldn't find key", "kubectl get secrets, and mend the k8s:// reference"),
-    (r"serviceaccount \"?[^ ]+\"? not found", "kubectl create serviceaccount, and mend `service_account`"),
-    (r"persistentvolumeclaim \"?[^ ]+\"? not found", "kubectl get pvc, and mend `mounts`"),
-    (r"priorityclass", "kubectl get priorityclasses, and mend `priority`"),
+    (r"secret \"?[^ ]+\"? not found|couldn't find key", "kubectl get secrets, and fix the k8s:// reference"),
+    (r"serviceaccount \"?[^ ]+\"? not found", "kubectl create serviceaccount, or fix `service_account`"),
+    (r"persistentvolumeclaim \"?[^ ]+\"? not found", "kubectl get pvc, and fix `mounts`"),
+    (r"priorityclass", "kubectl get priorityclasses, and fix `priority`"),
 )
 
 
@@ -277,8 +277,8 @@ class ClusterView:
         conditions = ((self.workload or {}).get("status") or {}).get("conditions") or ()
         for each in conditions:
             if each.get("type") in ("Succeeded", "Complete", "Failed") and each.get("status") == "True":
-                said = ": ".join(filter(None, (each.get("reason"), each.get("message"))))
-                return f"{each['type']}: {said}" if said else str(each["type"])
+                details = ": ".join(filter(None, (each.get("reason"), each.get("message"))))
+                return f"{each['type']}: {details}" if details else str(each["type"])
         return ""
 
     @property

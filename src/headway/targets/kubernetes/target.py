@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from headway.core.errors import HeadwayError, Problem
+from headway.core.errors import BadInput, HeadwayError, Problem
 from headway.core.plan import Limits
 from headway.core.types import (
     EXPIRES_LABEL,
     OWNER_LABEL,
     OWNER_NAME_LABEL,
     RUN_LABEL,
+    ExecCommand,
     Handle,
     LogLine,
     Receipt,
     Request,
     Status,
+    Target,
 )
+from headway.packaging.dockerfile import PLATFORM
 from headway.rundir import submission
 from headway.rundir.layout import RECEIPT, SUPERVISOR, RunFolder
 from headway.rundir.logs import tail
@@ -32,6 +36,7 @@ from headway.rundir.status import (
     release_dead_lease,
 )
 from headway.storage import open_store
+from headway.targets.exec import install_in_image, no_process
 from headway.targets.kubernetes import checks, client, lifecycle, manifests
 from headway.targets.kubernetes import pod as kubernetes_pod
 from headway.targets.kubernetes import status as kubernetes_status
@@ -52,7 +57,8 @@ SUBMIT_S = 60.0  # time allowed between a client's submission record and the end
 
 
 @dataclass(frozen=True, slots=True)
-class KubernetesTarget:
+class KubernetesTarget(Target):
+    has_pods: ClassVar[bool] = True
     options: Options = DEFAULTS
     api: Api | None = field(default=None, compare=False)  # the only access to a cluster; None: a `Client`, made on use
 
@@ -64,8 +70,16 @@ class KubernetesTarget:
         """Return remarks for the plan that do not stop the job."""
         return list(checks.notes(job, ranks, self.options))
 
+    def online(self, plan: Plan) -> list[Problem]:
+        """Return what the cluster and its webhooks would refuse, by a dry run of every object. Creates nothing."""
+        return lifecycle.dry_run(self._api(), self.options, plan)
+
     def limits(self, job: Job) -> Limits:
         return kubernetes_pod.limits(job, self.options)
+
+    def image_platform(self, job: Job) -> str:
+        """Return the platform of images into which the supervisor's own image brings it; empty without one."""
+        return PLATFORM if self.options.supervisor else ""
 
     def cpus(self, job: Job, ranks: int) -> int:
         """Return the CPUs per node that the ranks' threads share."""
@@ -118,7 +132,7 @@ class KubernetesTarget:
             release_dead_lease(handle)
         return receipt
 
-    def found(self) -> list[Handle]:
+    def list_runs(self) -> list[Handle]:
         needed = client.KINDS_BY_ENGINE[self.options.engine]
         items = client.list_all(self._api(), self.options.namespace, RUN_LABEL, needed=needed)
         runs = {
@@ -137,6 +151,24 @@ class KubernetesTarget:
     def evidence(self, handle: Handle) -> list[str]:
         """Return the cluster's warnings about the run for `headway why`, including those about deleted pods."""
         return kubernetes_status.cluster_events(self._api(), self.options, handle.run, handle.url)
+
+    def exec_command(self, handle: Handle) -> ExecCommand:
+        if shutil.which("kubectl") is None:
+            raise BadInput("kubectl is not installed on this machine", fix="https://kubernetes.io/docs/tasks/tools")
+        options = self.options
+        pods = kubernetes_status.workers(self._api(), options, handle.run, handle.url)
+        live = next((pod for pod in pods if pod.running), None)
+        if live is None:
+            raise no_process(handle, "pod")
+        context = ("--context", options.context) if options.context else ()
+        inside = ("exec", "--stdin", "--quiet", live.name, "--", options.python)
+        return ExecCommand(
+            where=f"pod {live.name}",
+            words=("kubectl", *context, "--namespace", options.namespace, *inside),
+            url=handle.url,
+            python=options.python,
+            install=install_in_image,
+        )
 
     def doctor(self, job: Job) -> Iterator[Finding]:
         """Check what this job needs in the cluster; each finding has the exact command that adds what is missing."""

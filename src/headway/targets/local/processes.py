@@ -16,7 +16,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,10 +25,11 @@ from typing import Any
 from headway.core import platform
 from headway.core.errors import DiskFull, HeadwayError, TargetError
 from headway.core.plan import RUN
+from headway.core.retry import Backoff, poll_while
 from headway.core.types import Receipt
 from headway.packaging.code import unpack
 from headway.rundir.submission import owner
-from headway.storage import local_path, open_store, same_place
+from headway.storage import is_same_folder, local_path, open_store
 
 RUN_VARIABLE, URL_VARIABLE, TARGET_VARIABLE = "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET"
 OWNER_VARIABLE, OWNER_NAME_VARIABLE = "HEADWAY_OWNER", "HEADWAY_OWNER_NAME"
@@ -145,7 +145,7 @@ def has_label(pid: int, *, url: str, target: str) -> bool | None:
     variables = platform.headway_variables(pid)
     if variables is None:
         return None
-    return variables.get(TARGET_VARIABLE) == target and same_place(variables.get(URL_VARIABLE, ""), url)
+    return variables.get(TARGET_VARIABLE) == target and is_same_folder(variables.get(URL_VARIABLE, ""), url)
 
 
 def _ancestors(pid: int, everything: dict[int, Process]) -> Iterator[int]:
@@ -210,11 +210,7 @@ def _identity(process: Process) -> tuple[int, str]:
 
 def _poll(remaining: Callable[[], list[Process]], *, within_s: float) -> Iterator[tuple[list[Process], float]]:
     """Poll with back-off; yield what remains and the seconds waited, until nothing remains or `within_s` has passed."""
-    began, pause = time.monotonic(), FIRST_POLL_S
-    while (waited_s := time.monotonic() - began) < within_s and (left := remaining()):
-        yield left, waited_s
-        time.sleep(pause)
-        pause = min(LONGEST_POLL_S, pause * 1.3)
+    return poll_while(remaining, Backoff(FIRST_POLL_S, LONGEST_POLL_S, factor=1.3), within_s=within_s)
 
 
 # Starting the supervisor
@@ -227,10 +223,11 @@ PID_FILE, LOG_FILE, LOCK_FILE = "supervisor.pid", "supervisor.log", "lock"
 _NOT_INHERITED = (
     "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_ATTEMPT", "HEADWAY_PLAN", "HEADWAY_RUN_DIR", "HEADWAY_RESUME_DIR",
     "HEADWAY_DEADLINE_S", "HEADWAY_GRACE_S", "HEADWAY_CONTROL_FD", "HEADWAY_CODE_DIR", "HEADWAY_SPOOL",
+    "HEADWAY_CONTROL_INODE",
     "HEADWAY_TARGET", "HEADWAY_SUPERVISOR", "HEADWAY_HOSTS", "HEADWAY_NODE", "HEADWAY_STATEFULSET", "HEADWAY_AFTER_END",
     "HEADWAY_OWNER", "HEADWAY_OWNER_NAME",
     "HEADWAY_PLAN_FILE", "HEADWAY_CLIENT_URL", "HEADWAY_SPENT_S", "HEADWAY_PARTS",
-    "HEADWAY_ROLE", "HEADWAY_PLACE", "HEADWAY_MASTER_PORT",
+    "HEADWAY_IN_PLACE", "HEADWAY_ROLE", "HEADWAY_PLACE", "HEADWAY_MASTER_PORT",
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG", "CLUSTER_SPEC", "TORCHELASTIC_RUN_ID",
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NODELIST",
@@ -290,13 +287,20 @@ def is_starting(run_dir: Path) -> bool:
         os.close(lock)
 
 
-def start(body: Mapping[str, Any], *, code_sha256: str) -> Process:
-    """Unpack the code, start the process and write its pid file. If any of these fails, no process is left."""
+def start(
+    body: Mapping[str, Any], *, code_sha256: str, prepare: Callable[[Path], object] = lambda code: None
+) -> Process:
+    """Unpack the code, start the process and write its pid file. If any of these fails, no process is left.
+
+    Without `code_sha256` nothing is unpacked: the project runs in place. `prepare` is called with the unpacked code.
+    """
     run_dir = Path(body["cwd"])
     process = None
     try:
         with map_os_errors(run_dir):
-            unpack_code(body["code"]["from"], code_sha256, Path(body["code"]["to"]))
+            if code_sha256:
+                unpack_code(body["code"]["from"], code_sha256, Path(body["code"]["to"]))
+                prepare(Path(body["code"]["to"]))
             Path(body["env"]["HEADWAY_SPOOL"]).mkdir(exist_ok=True)
             process = _popen(body)
             return _write_pid_file(run_dir, process.pid)

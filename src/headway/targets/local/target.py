@@ -11,12 +11,26 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from headway import plugins
-from headway.core.errors import Problem, RunBusy, TargetError, install_command
+from headway.core.errors import Problem, RunBusy, install_command
 from headway.core.plan import RUN
-from headway.core.types import ORIGIN, OWNER, OWNER_NAME, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.core.types import (
+    ORIGIN,
+    OWNER,
+    OWNER_NAME,
+    RUN_LABEL,
+    ExecCommand,
+    Handle,
+    LogLine,
+    Receipt,
+    Request,
+    State,
+    Status,
+    Target,
+)
+from headway.packaging.dependencies import NOTEBOOK_PACKAGES
 from headway.rundir import submission
 from headway.rundir.layout import RunFolder
 from headway.rundir.logs import tail
@@ -34,7 +48,13 @@ from headway.rundir.status import (
     run_url,
 )
 from headway.storage import join, local_path, open_store
-from headway.targets.local import processes
+from headway.targets.checks import (
+    dependency_notes,
+    require_same_host,
+    unused_image_notes,
+    unused_resource_notes,
+)
+from headway.targets.local import processes, workdir
 from headway.targets.local.processes import take_down
 
 if TYPE_CHECKING:
@@ -43,22 +63,32 @@ if TYPE_CHECKING:
 
 KIND = "local"
 TRAINING_PACKAGES = ("numpy", "safetensors", "torch")
+IN_PLACE = "HEADWAY_IN_PLACE"
 POLL_S = 1.0  # between polls of the folder while the supervisor lives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
     python: str | None = None  # the interpreter that trains; by default the one that runs headway
-    price: Annotated[float, ">= 0"] | None = None  # USD an hour, where this machine is a rented one
+    price: Annotated[float, ">= 0"] | None = None  # USD per hour, if this machine is rented
 
 
 @dataclass(frozen=True, slots=True)
-class LocalTarget:
+class LocalTarget(Target):
     options: Options = Options()
+    sees_local_paths: ClassVar[bool] = True
+    runs_in_place: ClassVar[bool] = True
+    kind: ClassVar[str] = KIND  # a target derived from this one has its own: by it its processes are found
 
     def check(self, job: Job) -> list[Problem]:
-        plugin_problems = [] if self.options.python else plugins.problems(job)
-        return [*_node_problems(job), *self._interpreter_problems(job), *plugin_problems, *output_problems(job.outputs)]
+        plugin_problems = [] if self.options.python else plugins.tracker_problems(job)
+        return [
+            *_node_problems(job),
+            *_unsupported(job),
+            *self._interpreter_problems(job),
+            *plugin_problems,
+            *output_problems(job.outputs),
+        ]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
@@ -66,13 +96,19 @@ class LocalTarget:
         notes = [f"{ranks} ranks share {cores} cores"] if ranks > cores else []
         if job.resources.accelerator and not Path("/dev/nvidiactl").exists():
             notes.append(f"no {job.resources.accelerator.kind} found on this machine: training on the CPU")
-        return notes
+        notes += unused_resource_notes(job, "this machine is as it is", more=("cpus", "memory"))
+        notes += unused_image_notes(job, "on this machine the program runs without one; --on docker uses it")
+        return [*notes, *dependency_notes(job, self._dependency_hint(job))]
+
+    def _dependency_hint(self, job: Job) -> str:
+        what = f"-r {job.requirements}" if job.requirements else "."
+        return f"nothing is installed on this machine ({self._python()} -m pip install {what})"
 
     def render(self, plan: Plan) -> list[Request]:
         """Render one request: the supervisor's process. Secrets appear as references only, never as values."""
         outputs = str(plan.job["outputs"])
         url = run_url(outputs, RUN)
-        run_dir = str(local_dir(url, KIND))
+        run_dir = str(local_dir(url, self.kind))
         body = {
             "argv": [self._python(), "-m", processes.SUPERVISOR, "--run", url],
             "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{run_dir}/code"},
@@ -80,10 +116,11 @@ class LocalTarget:
             "env": {
                 processes.RUN_VARIABLE: RUN,
                 processes.URL_VARIABLE: url,
-                processes.TARGET_VARIABLE: KIND,
+                processes.TARGET_VARIABLE: self.kind,
                 processes.OWNER_VARIABLE: OWNER,
                 processes.OWNER_NAME_VARIABLE: OWNER_NAME,
-                "HEADWAY_CODE_DIR": f"{run_dir}/code",
+                "HEADWAY_CODE_DIR": plan.project or f"{run_dir}/code",
+                **({IN_PLACE: "1"} if plan.project else {}),
                 "HEADWAY_SPOOL": f"{run_dir}/spool",
             },
             "labels": {RUN_LABEL: RUN},
@@ -100,15 +137,30 @@ class LocalTarget:
         with processes.start_lock(run_dir):
             if self._supervisor(url) is not None:
                 raise RunBusy(f"{run} is running on this machine", fix=f"headway stop {run}")
-            leader = processes.start(body, code_sha256=plan.code.sha256)
+            leader, note = self._start(plan, url, body)
         details = {"dir": str(run_dir), "host": socket.gethostname(), "pid": leader.pid}
-        return Handle(target=plan.target, run=run, url=url, details=details)
+        return Handle(target=plan.target, run=run, url=url, details={**details, **({"note": note} if note else {})})
+
+    def _start(self, plan: Plan, url: str, body: Mapping[str, Any]) -> tuple[processes.Process, str]:
+        """Start the supervisor in place if it can; return it, and a note for the user if it runs in a copy."""
+        if not plan.project:
+            return processes.start(body, code_sha256=plan.code.sha256), ""
+        with workdir.folder_lock(plan.project):
+            why = workdir.why_a_copy(plan, url, processes.labels(target=self.kind))
+            if not why:
+                return processes.start(body, code_sha256=""), ""
+            env = {name: value for name, value in body["env"].items() if name != IN_PLACE}
+            copy = {**body, "env": {**env, "HEADWAY_CODE_DIR": body["code"]["to"]}}
+            process = processes.start(
+                copy, code_sha256=plan.code.sha256, prepare=lambda at: workdir.link_data(plan, at)
+            )
+        return process, f"{why}, so this runs in a copy: {body['code']['to']}"
 
     def status(self, handle: Handle) -> Status:
         return self._status(handle, StatusPoller(folder_of(handle)))
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        run_dir = local_dir(handle.url, KIND)
+        run_dir = local_dir(handle.url, self.kind)
         ended = self._end_check(handle) if follow else None
         return tail(folder_of(handle), spool=run_dir / "spool", ended=ended, rank=rank)
 
@@ -117,20 +169,15 @@ class LocalTarget:
 
         Processes already gone count as removed.
         """
-        other_host = _other_host(handle)
-        if other_host:
-            raise TargetError(
-                f"{handle.run} runs on {other_host}, and its processes cannot be seen from here",
-                fix=f"on {other_host}: headway down {handle.url}",
-            )
-        run_dir, ended = local_dir(handle.url, KIND), has_ended(handle)
-        leader = _recorded_supervisor(handle.url)
+        require_same_host(handle, _other_host(handle, self.kind), "processes")
+        run_dir, ended = local_dir(handle.url, self.kind), has_ended(handle)
+        leader = _recorded_supervisor(handle.url, self.kind)
         if leader is not None and not leader.alive and handle.details.get(ORIGIN):
             leader = None  # it belongs to the original of this copied folder
         # After the `ended` event the supervisor is exiting by itself, and there is no checkpoint to wait for.
         receipt = take_down(
             handle.run,
-            lambda: processes.processes_of(handle.url, target=KIND, leader=leader),
+            lambda: processes.processes_of(handle.url, target=self.kind, leader=leader),
             known=[leader] if leader else [],
             signal_after_s=PROCESS_EXIT_S if ended else 0.0,
             grace_s=PROCESS_EXIT_S if ended else grace_s(handle) + END_RECORD_S,
@@ -139,16 +186,20 @@ class LocalTarget:
             processes.remove_run_dir(run_dir, inside_run=local_path(handle.url) is not None)
         return receipt
 
-    def found(self) -> list[Handle]:
+    def list_runs(self) -> list[Handle]:
         return [
             Handle(
-                target=KIND,
+                target=self.kind,
                 run=label[processes.RUN_VARIABLE],
                 url=label[processes.URL_VARIABLE],
                 details=_owner_details(label),
             )
-            for label in processes.labels(target=KIND)
+            for label in processes.labels(target=self.kind)
         ]
+
+    def exec_command(self, handle: Handle) -> ExecCommand:
+        python = self._python()
+        return ExecCommand(where="this machine", words=(python,), url=handle.url, python=python, here=True)
 
     def _python(self) -> str:
         return self.options.python or sys.executable
@@ -157,6 +208,12 @@ class LocalTarget:
         python = self.options.python
         if python is not None and which(python) is None:
             return [Problem(what=f"no interpreter at {python}", where="targets", fix="fix `python`, or remove it")]
+        own = job.python
+        if own is not None and which(os.path.join(job.root, own) if "/" in own else own) is None:
+            what = f"there is no interpreter {own} on this machine"
+            return [Problem(what=what, where="python", fix="fix `python` in the job file, or --set python=null")]
+        if job.notebook and python is None and own is None:
+            return _notebook_problems()
         if job.recipe is None or python is not None:
             return []
         missing = [name for name in TRAINING_PACKAGES if find_spec(name) is None]
@@ -165,24 +222,24 @@ class LocalTarget:
 
     def _supervisor(self, url: str) -> processes.Process | None:
         """Return the live supervisor by its pid file, or by label if the starting process died before writing one."""
-        recorded = _recorded_supervisor(url)
+        recorded = _recorded_supervisor(url, self.kind)
         if recorded is not None and recorded.alive:
             return recorded
-        live = processes.processes_of(url, target=KIND)
+        live = processes.processes_of(url, target=self.kind)
         return next((process for process in live if process.runs(processes.SUPERVISOR)), None)
 
     def _status(self, handle: Handle, poller: StatusPoller) -> Status:
-        if _other_host(handle):
+        if _other_host(handle, self.kind):
             return poller.status()
         # Check the process before the folder: a supervisor that is gone has written everything by then.
-        starting, leader = processes.is_starting(local_dir(handle.url, KIND)), self._supervisor(handle.url)
+        starting, leader = processes.is_starting(local_dir(handle.url, self.kind)), self._supervisor(handle.url)
         inputs = read_status_inputs(folder_of(handle))
         if inputs.end is not None:
             return inputs.end
         if leader is not None or starting:
             reason = f"process {leader.pid}" if leader else "is being started"
             return Status(state=State.RUNNING if inputs.started else State.PENDING, reason=reason)
-        return Status(state=State.LOST, reason=_why_lost(inputs, local_dir(handle.url, KIND)))
+        return Status(state=State.LOST, reason=_why_lost(inputs, local_dir(handle.url, self.kind)))
 
     def _end_check(self, handle: Handle) -> Callable[[], bool]:
         """Return a function that tells whether the run has ended.
@@ -193,13 +250,20 @@ class LocalTarget:
 
         def has_ended_now() -> bool:
             nonlocal polled_at
-            leader = _recorded_supervisor(handle.url)
+            leader = _recorded_supervisor(handle.url, self.kind)
             if time.monotonic() - polled_at < POLL_S and leader is not None and leader.alive:
                 return False
             polled_at = time.monotonic()
             return self._status(handle, poller).state.ended
 
         return has_ended_now
+
+
+def _notebook_problems() -> list[Problem]:
+    missing = [name for name in NOTEBOOK_PACKAGES if find_spec(name) is None]
+    what = f"{' and '.join(missing)}, which execute a notebook, are not installed for {sys.executable}"
+    fix = f"{sys.executable} -m pip install {' '.join(missing)}"
+    return [Problem(what=what, where="notebook", fix=fix)] if missing else []
 
 
 def _node_problems(job: Job) -> list[Problem]:
@@ -209,15 +273,28 @@ def _node_problems(job: Job) -> list[Problem]:
     return [Problem(what=what, where="resources.nodes", fix="nodes: 1 with more processes, or --on another target")]
 
 
-def _recorded_supervisor(url: str) -> processes.Process | None:
+def _unsupported(job: Job) -> list[Problem]:
+    """Return the keys that have no effect on this machine, where nothing is installed or mounted."""
+    found = []
+    if job.setup:
+        fix = "run them yourself, then headway run --set setup=[]"
+        found.append(Problem(what="setup commands are not run on this machine", where="setup", fix=fix))
+    for mount in job.mounts:
+        if not os.path.exists(mount.at):
+            fix = f"mount it yourself at {mount.at}, or headway run --set mounts=[]"
+            found.append(Problem(what=f"nothing is mounted at {mount.at} on this machine", where="mounts", fix=fix))
+    return found
+
+
+def _recorded_supervisor(url: str, kind: str) -> processes.Process | None:
     """Return the supervisor by its pid file, alive or not.
 
     None if that process runs another folder, of which this one is a copy.
     """
-    supervisor = processes.read_supervisor(local_dir(url, KIND))
+    supervisor = processes.read_supervisor(local_dir(url, kind))
     if supervisor is None or not supervisor.alive:
         return supervisor
-    same_run = processes.has_label(supervisor.pid, url=url, target=KIND)
+    same_run = processes.has_label(supervisor.pid, url=url, target=kind)
     if same_run is None:  # another user's: its label is not readable
         same_run = not submission.origin_url(RunFolder(open_store(url)))
     return supervisor if same_run else None
@@ -230,9 +307,9 @@ def _owner_details(label: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _other_host(handle: Handle) -> str:
+def _other_host(handle: Handle, kind: str) -> str:
     """Return the other host that runs this, if the folder is shared between machines; empty for this one."""
-    host = processes.supervisor_host(local_dir(handle.url, KIND)) or str(handle.details.get("host", ""))
+    host = processes.supervisor_host(local_dir(handle.url, kind)) or str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
 
 

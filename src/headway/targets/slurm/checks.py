@@ -11,15 +11,24 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.core.command import CommandError
 from headway.core.errors import Problem
+from headway.packaging import dependencies
 from headway.rundir.index import MAX_NAME_LENGTH
 from headway.rundir.status import key_file_notes, local_dir, run_url
 from headway.spec.loading import dump
 from headway.spec.rules import processes
 from headway.storage import local_path
-from headway.storage.secrets import parse
+from headway.targets.checks import (
+    cluster_secret_problems,
+    dependency_notes,
+    interpreter_problems,
+    mount_problems,
+    unused_image_notes,
+    unused_resource_notes,
+)
 from headway.targets.slurm import sbatch
-from headway.targets.slurm.client import CommandError, CommandRunner, label
+from headway.targets.slurm.client import CommandRunner, label
 from headway.targets.slurm.options import Options
 
 if TYPE_CHECKING:
@@ -39,8 +48,11 @@ _SHARED_FILE_SYSTEMS = ("9p", "afs", "beegfs", "ceph", "cifs", "cvmfs", "fhgfs",
 def problems(job: Job, options: Options) -> Iterator[Problem]:
     """Yield the problems that can be found on any machine."""
     yield from _option_problems(job, options)
-    yield from _mount_problems(job)
-    yield from _secret_problems(job)
+    mount = "a Slurm job cannot mount {source} at {at}"
+    yield from mount_problems(job, mount, fix="remove `mounts`, and use the path as it is on the nodes")
+    yield from cluster_secret_problems(job, "Slurm's nodes are")
+    yield from dependencies.problems(job)
+    yield from interpreter_problems(job, sees_local_paths=True)
 
 
 def online(job: Job, options: Options, run: CommandRunner) -> Iterator[Problem]:
@@ -55,15 +67,13 @@ def online_notes(options: Options, run: CommandRunner) -> Iterator[str]:
 
 def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     resources = job.resources
-    unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
-    if unused:
-        yield f"ignored on this target: resources.{', resources.'.join(unused)} (the partition decides)"
-    if job.image.uri or job.image.base:
-        yield "ignored on this target: image (`python`, `setup` and `requirements` say what a node runs)"
+    yield from unused_resource_notes(job, "the partition decides")
+    yield from unused_image_notes(job, "`python`, `setup` and `requirements` say what a node runs")
+    yield from dependency_notes(job)
     if resources.cpus is None:
-        yield f"asks for {ranks} CPUs a node, one for each rank: resources.cpus asks for more"
+        yield f"requests {ranks} CPUs per node, one per rank; resources.cpus requests more"
     if job.max_wait is not None and (options.requeue or sbatch.time_s(_budget_s(job), options) is None):
-        yield "max_wait: Slurm holds it with `requeue: false` and a budget or a `time`; else a run waits for its turn"
+        yield "max_wait has no effect: Slurm enforces it only with `requeue: false` and a budget or a `time`"
     yield from key_file_notes(job)
     yield from _shared_folder_notes(job)
 
@@ -74,10 +84,10 @@ def _option_problems(job: Job, options: Options) -> Iterator[Problem]:
         name = word.partition("=")[0]
         if name in _RESERVED_OPTIONS or not word.startswith("-"):
             what = f"{word} is not for `args`: " + (
-                "Headway sets it" if name in _RESERVED_OPTIONS else "it is no option of sbatch"
+                "Headway sets it" if name in _RESERVED_OPTIONS else "it is not an option of sbatch"
             )
             yield Problem(
-                what=what, where=where, fix="take it out of `args`; `time` and `requeue` have keys of their own"
+                what=what, where=where, fix="remove it from `args`; `time` and `requeue` have keys of their own"
             )
     if options.time is not None and options.time < MIN_TIME_S:
         what = f"time: {options.time:g}s is too short: Slurm's warning comes {sbatch.WARNING_S} s before it"
@@ -85,24 +95,10 @@ def _option_problems(job: Job, options: Options) -> Iterator[Problem]:
     for name in ("partition", "account", "qos", "constraint", "gres"):
         value = getattr(options, name)
         if value is not None and (not value or any(sign.isspace() for sign in value)):
-            yield Problem(what=f"{name}: {value!r} cannot be given to sbatch", where=where, fix=f"mend `{name}`")
+            yield Problem(what=f"{name}: {value!r} cannot be given to sbatch", where=where, fix=f"correct `{name}`")
     if len(label(run_url(job.outputs, "n" * MAX_NAME_LENGTH), "n" * MAX_NAME_LENGTH)) > MAX_COMMENT:
         what = "the path is too long to be a job's label in Slurm"
         yield Problem(what=what, where="outputs", fix="name a shorter folder under `outputs`")
-
-
-def _mount_problems(job: Job) -> Iterator[Problem]:
-    for mount in job.mounts:
-        if mount.path != mount.at:
-            what = f"a Slurm job cannot mount {mount.nfs or mount.pvc or mount.path} at {mount.at}"
-            yield Problem(what=what, where="mounts", fix="take `mounts` out, and use the path as the nodes have it")
-
-
-def _secret_problems(job: Job) -> Iterator[Problem]:
-    for name, secret in job.secrets.items():
-        if parse(secret.ref).kind == "k8s":
-            what = f"{secret.ref} lies in a Kubernetes cluster, and Slurm's nodes are outside of it"
-            yield Problem(what=what, where=f"secrets.{name}", fix=f"secrets: {{{name}: env:{name}}}")
 
 
 def _partition_problems(options: Options, run: CommandRunner) -> list[Problem]:
@@ -129,7 +125,7 @@ def _test_submission(job: Job, options: Options, run: CommandRunner) -> Iterator
         run(["sbatch", "--test-only", *arguments, *options.args, "--wrap=true"])
     except CommandError as error:
         if "required node not available" not in error.output.lower():  # down or drained now: the job would wait
-            fix = error.problem.fix or "mend `resources`, or the target's entry; `sbatch --test-only` says the same"
+            fix = error.problem.fix or "correct `resources` or the target's entry; `sbatch --test-only` prints the same"
             yield Problem(what=error.problem.what, where="resources", fix=fix)
 
 

@@ -7,30 +7,22 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
 
-from headway.core.errors import TargetError
+from headway.core import command
+from headway.core.command import CommandError, ErrorRule, match_rule
 from headway.core.types import EXPIRES_LABEL, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL
-from headway.storage import same_place
+from headway.storage import is_same_folder
 
 # Slurm's commands, the only access to a cluster. Failures raise CommandError, with a command that helps.
 
 
 _LISTING_VARIABLES = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
 COMMAND_TIMEOUT_S = 90.0  # commands retry while the controller is busy; after this it is stuck
-
-
-class CommandError(TargetError):
-    """A failed Slurm command. `output` is its message."""
-
-    def __init__(self, what: str, *, output: str = "", where: str = "", fix: str = "") -> None:
-        super().__init__(what, where=where, fix=fix)
-        self.output = output
 
 
 class NotInstalled(CommandError):
@@ -56,23 +48,17 @@ class CommandRunner(Protocol):
 def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
     """Run a command as a subprocess: the default CommandRunner."""
     env = without_listing_options(os.environ) if env is None else env
-    try:
-        process = subprocess.run(
-            argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S
-        )
-    except FileNotFoundError:
-        raise not_installed(argv[0]) from None
-    except PermissionError:
-        raise NotInstalled(f"{argv[0]} cannot be run by this user", fix=f"ls -l $(which {argv[0]})") from None
-    except subprocess.TimeoutExpired:
-        raise Unreachable(
-            f"`{argv[0]}` has not been answered for {COMMAND_TIMEOUT_S:.0f} s", fix="scontrol ping"
-        ) from None
-    # Slurm's paths and comments are bytes: surrogateescape preserves what is not UTF-8.
-    stdout, stderr = (text.decode("utf-8", "surrogateescape") for text in (process.stdout, process.stderr))
-    if process.returncode:
-        raise command_error(argv, stderr.strip() or stdout.strip())
-    return stdout
+    late = f"`{argv[0]}` did not finish within {COMMAND_TIMEOUT_S:.0f} s"
+    return command.run(
+        argv,
+        within_s=COMMAND_TIMEOUT_S,
+        not_installed=not_installed,
+        timed_out=lambda: Unreachable(late, fix="scontrol ping"),
+        failed=command_error,
+        cwd=cwd,
+        env=env,
+        errors="surrogateescape",  # Slurm's paths and comments are bytes: preserve what is not UTF-8
+    )
 
 
 def without_listing_options(shell: Mapping[str, str]) -> dict[str, str]:
@@ -80,25 +66,25 @@ def without_listing_options(shell: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in shell.items() if not name.startswith(_LISTING_VARIABLES)}
 
 
-def not_installed(command: str) -> NotInstalled:
+def not_installed(name: str) -> NotInstalled:
     return NotInstalled(
-        f"{command} is not here: Slurm's commands are on the login nodes of a cluster",
+        f"{name} is not here: Slurm's commands are on the login nodes of a cluster",
         fix="run headway on a login node; or, where they are in a module: module load slurm",
     )
 
 
 def command_error(argv: Sequence[str], output: str) -> CommandError:
     """Turn a failed command's output into a CommandError with a fix."""
-    for pattern, kind, what, fix in _ERROR_RULES:
-        if re.search(pattern, output, re.IGNORECASE):
-            return kind(what, output=output, fix=fix)
+    known = match_rule(_ERROR_RULES, output)
+    if known is not None:
+        return known
     lines = [re.sub(r"^\w+: (?:error: )?", "", line.strip()) for line in output.splitlines() if line.strip()]
     return CommandError(f"{argv[0]}: {lines[-1] if lines else 'it gave no reason'}"[:400], output=output)
 
 
 _SINFO = "sinfo --summarize"
-# (pattern in the output, error class, message, fix). The first match wins.
-_ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
+# The first match wins.
+_ERROR_RULES: tuple[ErrorRule[CommandError], ...] = (
     (
         r"unable to contact slurm controller|connection refused|socket timed out|connect failure|zero bytes were",
         Unreachable,
@@ -146,7 +132,7 @@ _ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
         r"requested node configuration is not available|invalid generic resource",
         CommandError,
         "no node of that partition has what the job asks for",
-        "sinfo --format='%P %D nodes: %c CPUs, %m MB, %G', then mend `resources`, or `gres` in the target's entry",
+        "sinfo --format='%P %D nodes: %c CPUs, %m MB, %G', then fix `resources`, or `gres` in the target's entry",
     ),
     (
         r"requested time limit is invalid|job violates .*(?:time|wall)",
@@ -158,7 +144,7 @@ _ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
         r"more processors requested than permitted|node count|violates accounting/qos policy",
         CommandError,
         "the partition or your share does not allow so many nodes or CPUs",
-        "sinfo --format='%P %s', and mend `resources`",
+        "sinfo --format='%P %s', and fix `resources`",
     ),
     (r"reservation", CommandError, "Slurm refuses that reservation", "scontrol show reservation"),
     (
@@ -249,7 +235,7 @@ def jobs_of(run_command: CommandRunner, url: str, job_id: str | None = None, *, 
 
     `run_dir` is the folder from which it was submitted.
     """
-    return [job for job in jobs(run_command) if same_place(job.url, url)] or _job_by_id(
+    return [job for job in jobs(run_command) if is_same_folder(job.url, url)] or _job_by_id(
         run_command, url, job_id, run_dir
     )
 
@@ -303,7 +289,7 @@ def _job_by_id(run_command: CommandRunner, url: str, job_id: str | None, run_dir
     if len(fields) < 6 or fields[4] != str(os.geteuid()):
         return []
     submitted_from, _, comment = fields[5].rpartition("|")
-    if URL_LABEL in comment or not same_place(submitted_from, str(run_dir)):
+    if URL_LABEL in comment or not is_same_folder(submitted_from, str(run_dir)):
         return []
     return [Job(id=fields[0], state=fields[1], nodes=fields[2], reason=fields[3], url=url)]
 

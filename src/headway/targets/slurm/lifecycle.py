@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from headway.core.command import CommandError
+from headway.core.retry import Backoff, poll_while
 from headway.core.types import OWNER, OWNER_NAME, Handle, Receipt
 from headway.rundir.status import END_RECORD_S, grace_s
 from headway.rundir.submission import owner
@@ -20,7 +22,7 @@ from headway.storage import join, open_store
 from headway.storage.secrets import Reference, parse, resolve
 from headway.targets.local import processes
 from headway.targets.slurm import client, sbatch
-from headway.targets.slurm.client import COMPLETING, RUNNING_STATES, CommandError, CommandRunner, Job, Unknown, jobs_of
+from headway.targets.slurm.client import COMPLETING, RUNNING_STATES, CommandRunner, Job, Unknown, jobs_of
 from headway.targets.slurm.options import Options
 
 if TYPE_CHECKING:
@@ -72,11 +74,7 @@ def take_down(run_command: CommandRunner, handle: Handle, *, job_id: str, run_di
 
 def _poll(remaining: Callable[[], list[Job]], within_s: float) -> Iterator[tuple[list[Job], float]]:
     """Yield the live jobs and the seconds waited, at each poll, until no job is left or the time is up."""
-    began, pause = time.monotonic(), FIRST_POLL_S
-    while (waited_s := time.monotonic() - began) < within_s and (left := remaining()):
-        yield left, waited_s
-        time.sleep(pause)
-        pause = min(LONGEST_POLL_S, pause * 1.3)
+    return poll_while(remaining, Backoff(FIRST_POLL_S, LONGEST_POLL_S, factor=1.3), within_s=within_s)
 
 
 def _scancel(run_command: CommandRunner, *arguments: str) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.plan import RUN
 from headway.core.types import OWNER, OWNER_NAME
+from headway.packaging import dependencies
 from headway.rundir.status import local_dir, run_url
 from headway.storage.secrets import parse
+from headway.targets.shell import install_commands, setup_commands
 from headway.targets.slurm.client import label
 from headway.targets.slurm.options import Options
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 REPORT = r"""
 rm -f "$place/exit"
-# How this script ended, for a reader who comes when Slurm has long forgotten the job.
+# Record the exit code of this script: Slurm forgets ended jobs after a while.
 ended() { rm -rf "$place/private"; echo "$SLURM_JOB_ID $1" > "$place/exit"; exit "$1"; }
 fail() { echo "headway: $1" >&2; ended 1; }
 keep_secrets() { :; }  # there are none
@@ -41,34 +42,35 @@ if [ ! -e "$place/env/ready-{code}" ]; then
   rm -rf "$place/env"
   "$python" -m venv --system-site-packages "$place/env" || fail "no virtual environment could be made with $python"
   packages='import sysconfig; print(sysconfig.get_path("purelib"))'
-  # An interpreter that is itself in a virtual environment lends its packages too.
+  # If the interpreter is in a virtual environment itself, make that one's packages importable too.
   "$python" -c "$packages" > "$("$place/env/bin/python" -c "$packages")/lent.pth" || fail "$python does not run"
-  "$place/env/bin/python" -m pip install --disable-pip-version-check --requirement {file} \
-    || fail "the requirements cannot be installed"
+  env=$place/env
+  install() {{ "$env/bin/python" -m pip install --disable-pip-version-check "$@"; }}
+{installs}
   touch "$place/env/ready-{code}"
 fi
 python="$place/env/bin/python"
 """
 
 SECRETS_SHELL = r"""
-# -- secrets: taken off the disk, kept in this shell alone, told to the supervisors over their standard input
+# -- secrets: read and deleted from the disk, then passed to the supervisors over their standard input
 secrets=$(cat "$place/private/secrets.json") \
-  || fail "the secrets went with the node that had them: headway resume $HEADWAY_RUN_URL brings them again"
+  || fail "the secrets were lost with their node: headway resume $HEADWAY_RUN_URL sends them again"
 rm -rf "$place/private"
 keep_secrets() { (umask 077 && mkdir -p "$place/private" && printf %s "$secrets" > "$place/private/secrets.json"); }
 """
 
 ADDRESSES = r"""
-# -- where the nodes meet: by the first one's address, for its name may mean nothing to the others
+# -- rendezvous: at the first node's address, because the other nodes may not resolve its name
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol show node "$first" --oneliner | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
 export HEADWAY_SLURM_ADDRS="$first=${address:-$first}"
-export HEADWAY_MASTER_PORT=$((12000 + SLURM_JOB_ID % 10000 * 2))  # another one for each job: nodes may be shared
+export HEADWAY_MASTER_PORT=$((12000 + SLURM_JOB_ID % 10000 * 2))  # one port per job: jobs may share a node
 """
 
 WARNING = r"""
-# -- Slurm's warning before the time limit comes to this shell alone, and is passed on. When Slurm ends the job it tells
-# the supervisors itself: then nothing is passed on, because a second signal would mean "at once".
+# -- Slurm sends its warning before the time limit to this shell only: forward it. When Slurm ends the job, it signals
+# the supervisors itself: then forward nothing, because a second signal would make them exit at once.
 warned="" state="" restarts="" preempted=""
 ask() { read -r state restarts preempted < <(squeue --noheader --jobs="$SLURM_JOB_ID" \
   --Format=State:30,RestartCnt:12,PreemptTime:30); }
@@ -96,8 +98,8 @@ while interrupted=""; wait "$step"; code=$?; [ "$interrupted" ]; do :; done
 """
 
 END = r"""
-# -- 143 means: start me again. Slurm does so by itself after a preemption; after a warning, and when a preemption's
-# period of grace is still running, we ask for it. Whoever told the supervisors to stop wanted them to stop.
+# -- Exit code 143 requests a restart. After a preemption Slurm requeues the job by itself; after a warning, and during
+# the grace period of a preemption, requeue it here. In all other cases the stop was requested: do not requeue.
 if [ "$code" -eq 143 ]; then
   ask
   if requeued; then exit 143; fi
@@ -130,7 +132,7 @@ def sbatch_script(plan: Plan, options: Options, python: str) -> str:
         _header(plan, options),
         _variables(plan, run_dir, python),
         REPORT,
-        _setup(plan),
+        setup_commands(plan, "`module load` stays in effect"),
         _requirements(plan),
         SECRETS_SHELL if client_secrets(plan.job) else "",
         ADDRESSES if plan.nodes > 1 else "",
@@ -240,20 +242,10 @@ def _variables(plan: Plan, run_dir: str, python: str) -> str:
     return "\n".join(lines)
 
 
-def _setup(plan: Plan) -> str:
-    commands = [str(command) for command in plan.job.get("setup", ())]
-    if not commands:
-        return ""
-    steps = [f"{{\n{command}\n}} || fail {shlex.quote('setup: ' + command)}" for command in commands]
-    comment = "# -- setup: at every start, and in this very shell, so that `module load` holds"
-    return "\n".join([comment, *steps, 'cd "$HEADWAY_CODE_DIR" || exit'])
-
-
 def _requirements(plan: Plan) -> str:
-    name = plan.job.get("requirements")
-    if not name:
-        return ""
-    return REQUIREMENTS.format(file=shlex.quote(f"{Path(name)}"), code=plan.code.sha256[:12])
+    needed = dependencies.of_record(plan.job)
+    installs = "\n".join(install_commands(needed))
+    return REQUIREMENTS.format(installs=installs, code=plan.code.sha256[:12]) if needed else ""
 
 
 def _start(plan: Plan, options: Options) -> str:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from headway.core.command import CommandError
 from headway.core.errors import Problem, RunBusy
 from headway.core.plan import RUN, Limits
-from headway.core.types import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
+from headway.core.types import ORIGIN, Handle, LogLine, Receipt, Request, State, Status, Target
 from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
@@ -28,10 +29,11 @@ from headway.rundir.status import (
     release_dead_lease,
     run_url,
 )
+from headway.spec.loading import undump
 from headway.storage import join, local_path
 from headway.targets.local import processes
 from headway.targets.slurm import checks, client, lifecycle, sbatch
-from headway.targets.slurm.client import COMPLETING, RUNNING_STATES, CommandError, CommandRunner
+from headway.targets.slurm.client import COMPLETING, RUNNING_STATES, CommandRunner
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.sbatch import KIND, SCRIPT
 
@@ -45,16 +47,17 @@ QUERY_S = 10.0  # … and of the controller, which all users share
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmTarget:
+class SlurmTarget(Target):
+    sees_local_paths: ClassVar[bool] = True  # the cluster's file system is shared
     options: Options = DEFAULTS
     run_command: CommandRunner = client.run  # the only access to a cluster
 
     def check(self, job: Job) -> list[Problem]:
         return [*checks.problems(job, self.options), *output_problems(job.outputs)]
 
-    def online(self, job: Job) -> list[Problem]:
+    def online(self, plan: Plan) -> list[Problem]:
         """Find problems that only the cluster can report: called at launch and by `plan --online`."""
-        return list(checks.online(job, self.options, self.run_command))
+        return list(checks.online(undump(plan.job), self.options, self.run_command))
 
     def online_notes(self, job: Job) -> list[str]:
         return list(checks.online_notes(self.options, self.run_command))
@@ -145,7 +148,7 @@ class SlurmTarget:
                 _remove_run_dir(run_dir, handle)
         return receipt
 
-    def found(self) -> list[Handle]:
+    def list_runs(self) -> list[Handle]:
         live = {(job.url, job.owner): job for job in client.jobs(self.run_command) if job.live}
         return [
             Handle(target=KIND, run=job.run, url=job.url, details=_job_details(job)) for _, job in sorted(live.items())

@@ -443,12 +443,12 @@ class Watchdog:
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        told = json.dumps(config.pop("secrets")).encode()
+        secrets_json = json.dumps(config.pop("secrets")).encode()
 
         def tell() -> None:
             assert child.stdin is not None
             try:
-                child.stdin.write(told)
+                child.stdin.write(secrets_json)
                 child.stdin.close()
             except OSError:
                 pass  # it ended without reading them
@@ -495,7 +495,7 @@ class Watchdog:
         Return why it was stopped.
         """
         began, limit = time.monotonic(), self.config["limit_s"]
-        told: float | None = None
+        signalled_at: float | None = None
         why = ""
         while True:
             try:
@@ -507,10 +507,10 @@ class Watchdog:
             if limit is not None and now - began > limit and not why:
                 why = f"the limit of {limit:.0f} s on this machine was reached"
                 self.asked = True
-            if self.asked and told is None:
-                told = now
+            if self.asked and signalled_at is None:
+                signalled_at = now
                 child.send_signal(signal.SIGTERM)
-            if why and told is not None and now - told > self.config["grace_s"]:
+            if why and signalled_at is not None and now - signalled_at > self.config["grace_s"]:
                 child.kill()
 
     def sweep(self) -> None:

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError, Problem
 from headway.core.types import Finding
-from headway.packaging import requirements
+from headway.packaging import dependencies, own_dockerfile
 from headway.rundir.status import key_file_notes
 from headway.spec.loading import dump
-from headway.storage.secrets import parse
+from headway.targets.checks import (
+    cluster_secret_problems,
+    dependency_notes,
+    interpreter_problems,
+    mount_problems,
+    unused_image_notes,
+    unused_resource_notes,
+)
 from headway.targets.ssh import connection, provider, sync
 from headway.targets.ssh.connection import Host
 from headway.targets.ssh.lifecycle import configured_machines
@@ -33,28 +40,32 @@ def problems(job: Job, options: Options) -> Iterator[Problem]:
     yield from _provider_problems(options)
     yield from _ssh_option_problems(options)
     yield from _output_problems(job, options)
-    yield from _mount_problems(job)
-    yield from _secret_problems(job)
-    if job.requirements and not options.python:
-        yield from requirements.problems(Path(job.root), job.requirements)
+    mount = "nothing is mounted on a machine reached by ssh: {source}"
+    yield from mount_problems(job, mount, fix="mount it there in `setup`, and use the path as it is there")
+    yield from cluster_secret_problems(job, "this machine is")
+    yield from interpreter_problems(job)
+    if options.engine:
+        yield from own_dockerfile.problems(job)
+    if not options.engine or not (job.image.uri or job.image.dockerfile):
+        yield from dependencies.problems(job)
     if which("ssh") is None:
         yield connection.not_installed().problem
 
 
 def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
-    unused = [name for name in ("machine", "disk", "spot") if getattr(job.resources, name)]
-    if unused:
-        yield f"ignored on this target: resources.{', resources.'.join(unused)} (`up` decides)"
-    if (job.image.uri or job.image.base) and not options.engine:
-        yield "ignored on this target: image (engine: docker in the target's entry runs it in a container there)"
+    yield from unused_resource_notes(job, "`up` decides", more=() if options.engine else ("cpus", "memory"))
+    foreign = (job.image.uri or job.image.dockerfile) if options.engine else None
+    if not options.engine:
+        yield from unused_image_notes(job, "engine: docker in the target's entry runs it in a container there")
+    yield from dependency_notes(job, f"{foreign} is used as it is" if foreign else "")
     yield from key_file_notes(job)
     yield from _billing_problems(job, options)
     if is_mirrored(options, job.outputs):
-        yield f"outputs: {job.outputs} is mirrored from the host while this machine is up; a bucket needs nobody"
+        yield f"outputs: {job.outputs} is mirrored from the host while this machine is up; a bucket does not need that"
     for source in sources_to_upload(dump(job), options):
         upload = sync.scan_source(source)
         size = sync.format_bytes(upload.bytes)
-        yield f"data: {source} is sent to each host once: {len(upload.files)} files, {size}; ssh itself costs nothing"
+        yield f"data: {source} is sent to each host once: {len(upload.files)} files, {size}"
 
 
 def _billing_problems(job: Job, options: Options) -> Iterator[str]:
@@ -62,22 +73,22 @@ def _billing_problems(job: Job, options: Options) -> Iterator[str]:
     where = "the rented machine" if options.up else ", ".join(options.hosts) or options.host or "the machine"
     if options.up and not options.self_down:
         yield (
-            f"no `self_down`: if this machine dies, {where} stays billed until `headway down` is typed elsewhere; "
-            "with one, the machine ends itself"
+            f"no `self_down`: if this machine dies, {where} stays billed until `headway down` is run elsewhere; "
+            "with one, the machine shuts itself down"
         )
     if options.up and not options.list:
         yield "no `list`: the receipt relies on the exit code of `down` alone"
     hides = provider.hides_failures(options.list or "")
     if options.up and hides:
-        yield f"list: {hides}: an empty answer is not trusted; awk -v run={{run}} '$2 == run' ends with 0 by itself"
+        yield f"list: {hides}: empty output is not trusted; awk -v run={{run}} '$2 == run' exits with 0 on no match"
     if options.self_down and job.budget.hours is None:
-        yield "no budget: `self_down` runs when the run ends, and not before; budget.hours sets a limit"
+        yield "no budget: `self_down` runs only when the run ends; budget.hours sets a limit"
 
 
 def _host_problems(job: Job, options: Options) -> Iterator[Problem]:
     configured = list(options.hosts) or ([options.host] if options.host else [])
     if bool(configured) == bool(options.up) or (options.host and options.hosts):
-        what = "says both which machine to use and how to rent one" if configured and options.up else "names no machine"
+        what = "has both a host and `up`, which rents one" if configured and options.up else "names no machine"
         what = "has both `host` and `hosts`" if options.host and options.hosts else what
         yield Problem(what=f"this ssh target {what}", where="targets", fix="host: user@name, or up: and down: commands")
         return
@@ -122,7 +133,7 @@ def _ssh_option_problems(options: Options) -> Iterator[Problem]:
     for name in ("config", "identity"):
         path = getattr(options, name)
         if path and not Path(path).expanduser().is_file():
-            yield Problem(what=f"there is no {path}", where="targets", fix=f"mend `{name}`")
+            yield Problem(what=f"there is no {path}", where="targets", fix=f"correct `{name}`")
     if options.share and not Path(options.share).is_dir():
         yield Problem(what=f"there is no {options.share} here, and `share` means the same folder everywhere",
                       where="targets", fix=f"mount it at {options.share}, or take `share` out")  # fmt: skip
@@ -136,20 +147,6 @@ def _output_problems(job: Job, options: Options) -> Iterator[Problem]:
         what = f"{job.export.to} is on this machine alone, and the model is exported where it trains"
         fix = "take export.to out: the bundle is in the run folder; `headway export` copies it"
         yield Problem(what=what, where="export.to", fix=fix)
-
-
-def _mount_problems(job: Job) -> Iterator[Problem]:
-    for mount in job.mounts:
-        if mount.path != mount.at:
-            what = f"nothing is mounted on a machine reached by ssh: {mount.nfs or mount.pvc or mount.path}"
-            yield Problem(what=what, where="mounts", fix="mount it there in `setup`, and use the path as it is there")
-
-
-def _secret_problems(job: Job) -> Iterator[Problem]:
-    for name, secret in job.secrets.items():
-        if parse(secret.ref).kind == "k8s":
-            what = f"{secret.ref} lies in a Kubernetes cluster, and this machine is outside of it"
-            yield Problem(what=what, where=f"secrets.{name}", fix=f"secrets: {{{name}: env:{name}}}")
 
 
 # Checks of `headway doctor --on`: the machine is reachable, has enough disk space, and its driver fits torch.
@@ -213,7 +210,7 @@ def _python_finding(host: Host, facts: Mapping[str, Any], options: Options, pyth
         mark, fix = ("ok", "") if there else ("bad", "bootstrap: true, or: sudo apt-get install docker.io")
         yield Finding(mark, f"{host}: {options.engine} is {'' if there else 'not '}there", fix)
     elif options.python is None and not facts["has"]["uv"] and tuple(facts["python"]) < (3, 10):
-        fix = f"ssh {host} 'curl -LsSf https://astral.sh/uv/install.sh | sh', which brings a newer one"
+        fix = f"ssh {host} 'curl -LsSf https://astral.sh/uv/install.sh | sh', which installs a newer one"
         yield Finding("bad", f"{host} has Python {python}, and 3.10 is the oldest that trains", fix)
     else:
         yield Finding("ok", f"{host}: Python {python}" + (", uv" if facts["has"]["uv"] else ""))

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from headway.core.errors import DiskFull, TargetError
+from headway.core.command import CommandError
+from headway.core.errors import DiskFull
+from headway.core.quoting import quote_path, sh_command
 from headway.targets.ssh.agent import GREETING
 from headway.targets.ssh.options import Options
 
@@ -31,12 +33,8 @@ _FIXED_OPTIONS = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAll
          "RequestTTY=no", "UpdateHostKeys=no", "LogLevel=ERROR")  # fmt: skip
 
 
-class RemoteError(TargetError):
-    """ssh or the remote machine reported an error; `stderr` is its message."""
-
-    def __init__(self, what: str, *, stderr: str = "", where: str = "", fix: str = "") -> None:
-        super().__init__(what, where=where, fix=fix)
-        self.stderr = stderr
+class RemoteError(CommandError):
+    """ssh or the remote machine reported an error; `output` is its message."""
 
 
 class Unreachable(RemoteError):
@@ -151,24 +149,24 @@ def remote_error(machine: Machine, code: int, stderr: str) -> RemoteError:
     if re.search(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Offending .* key", stderr):
         what = f"{machine} has a different host key than the known one: it was reinstalled, or this is another machine"
         fix = f"if you know why: ssh-keygen -R {machine.host}, then ssh {machine} once"
-        return HostKeyError(what, stderr=stderr, fix=fix)
+        return HostKeyError(what, output=stderr, fix=fix)
     if re.search(r"Host key verification failed|No .* host key is known", stderr):
         what = f"the host key of {machine} is not known here"
         fix = (
             f"ssh {machine} once, and compare the key; or: {keyscan(machine.host, machine.port)} >> ~/.ssh/known_hosts"
         )
-        return HostKeyError(what, stderr=stderr, fix=fix)
+        return HostKeyError(what, output=stderr, fix=fix)
     if re.search(r"Permission denied", stderr):
         what = f"{machine} refused the login: {last}"
         return RemoteError(
-            what, stderr=stderr, fix=f"ssh-copy-id {machine}; or `identity` and user@ in the target's entry"
+            what, output=stderr, fix=f"ssh-copy-id {machine}; or `identity` and user@ in the target's entry"
         )
     if re.search(r"Could not resolve hostname|Name or service not known", stderr):
         what = f"unknown host {machine.host}"
-        return Unreachable(what, stderr=stderr, fix="mend `host`, or add it to ~/.ssh/config")
+        return Unreachable(what, output=stderr, fix="correct `host`, or add it to ~/.ssh/config")
     if code == 255:
-        return Unreachable(f"{machine} cannot be reached: {last}", stderr=stderr, fix=f"ssh {machine}")
-    return RemoteError(f"{machine}: {last}"[:400], stderr=stderr)
+        return Unreachable(f"{machine} cannot be reached: {last}", output=stderr, fix=f"ssh {machine}")
+    return RemoteError(f"{machine}: {last}"[:400], output=stderr)
 
 
 CHUNK_BYTES = 4 << 20  # bytes per request
@@ -215,7 +213,7 @@ class Host:
                 stderr = self._session.close()
                 self._session = None
                 what = f"the connection to {self} was lost" + (f": {stderr.splitlines()[-1]}" if stderr else "")
-                raise Unreachable(what, stderr=stderr, fix=f"ssh {self}") from None
+                raise Unreachable(what, output=stderr, fix=f"ssh {self}") from None
         if "error" in answer:
             raise _answer_error(self, answer)
         return answer, reply
@@ -245,7 +243,7 @@ class Host:
     def _connected(self) -> _Session:
         source = _SOURCE.read_bytes()
         name = f"agent-{hashlib.sha256(source).hexdigest()[:12]}.py"
-        folder = _shell_path(self.options.dir)
+        folder = quote_path(self.options.dir)
         command = _agent_command(f"{folder}/{name}", self.options.python)
         session, code, stderr = _open_session(self.machine, self.options, command)
         if session is None and code == _AGENT_MISSING:
@@ -255,7 +253,7 @@ class Host:
             return session
         if code == _NO_PYTHON:
             fix = "sudo apt-get install python3; or `bootstrap: true` in the target's entry"
-            raise RemoteError(f"{self} has no python3", stderr=stderr, fix=fix)
+            raise RemoteError(f"{self} has no python3", output=stderr, fix=fix)
         raise remote_error(self.machine, code, stderr)
 
 
@@ -320,13 +318,6 @@ def _open_session(machine: Machine, options: Options, command: str) -> tuple[_Se
         return None, code, read_stderr(stderr_file)
 
 
-def _shell_path(folder: str) -> str:
-    """Quote a path for the remote shell, which expands the home folder."""
-    if folder == "~" or folder.startswith("~/"):
-        return '"$HOME"' + (shlex.quote(folder[1:]) if folder[1:] else "")
-    return shlex.quote(folder)
-
-
 def _agent_command(path: str, python: str | None) -> str:
     """Return the remote command for the agent, with the named interpreter, or else python3, which may be older."""
     chosen = shlex.quote(python) if python else ""
@@ -336,12 +327,12 @@ def _agent_command(path: str, python: str | None) -> str:
         f'[ -f "$f" ] || exit {_AGENT_MISSING}',
         'exec $p -I "$f" serve',
     ]
-    return f"exec sh -c {shlex.quote('; '.join(lines))}"
+    return sh_command("; ".join(lines))
 
 
 def _install_command(folder: str, name: str) -> str:
     script = f'umask 077; d={folder}; mkdir -p "$d" && cat > "$d/{name}.$$" && mv "$d/{name}.$$" "$d/{name}"'
-    return f"exec sh -c {shlex.quote(script)}"
+    return sh_command(script)
 
 
 def _answer_error(host: Host, answer: Mapping[str, Any]) -> Exception:

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import TargetError
+from headway.core.platform import MARKER
+from headway.core.retry import Backoff, poll_while, wait_until
 from headway.core.types import Handle
 from headway.packaging.code import archive_path, wheel_path
 from headway.packaging.requirements import extras, wheel_requirements
+from headway.packaging.supervisor_runtime import archive_path as runtime_path
 from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, grace_s, local_dir
 from headway.rundir.submission import owner
 from headway.storage import join, local_path, open_store
@@ -36,10 +39,11 @@ from headway.targets.ssh.options import (
     Options,
     layout,
     plan_for_host,
+    project_files_to_upload,
     sources_to_upload,
 )
 from headway.targets.ssh.rental import Records, from_plain
-from headway.targets.ssh.sync import Mirror, fetch_growing, upload_source
+from headway.targets.ssh.sync import Mirror, fetch_growing, format_bytes, upload_source
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -205,9 +209,8 @@ def release(host: Host, where: Layout, node: int) -> None:
     """
     try:
         host.ask("release", place=where.place(node))
-        limit = time.monotonic() + FORCE_S
-        while time.monotonic() < limit and host.ask("state", place=where.place(node), url=where.folder)["watched"]:
-            time.sleep(FIRST_POLL_S)
+        place, url = where.place(node), where.folder
+        wait_until(lambda: not host.ask("state", place=place, url=url)["watched"], FIRST_POLL_S, within_s=FORCE_S)
         remove_files(host, where, node)  # for a `self_down` that leaves the machine up
     except Unreachable:
         pass
@@ -238,11 +241,7 @@ def _poll(
     remaining: Callable[[], list[tuple[Host, Process]]], within_s: float
 ) -> Iterator[tuple[list[tuple[Host, Process]], float]]:
     """Poll with back-off; yield what remains and the seconds waited, until nothing remains or `within_s` has passed."""
-    began, pause = time.monotonic(), FIRST_POLL_S
-    while (waited_s := time.monotonic() - began) < within_s and (left := remaining()):
-        yield left, waited_s
-        time.sleep(pause)
-        pause = min(LONGEST_POLL_S, pause * 1.3)
+    return poll_while(remaining, Backoff(FIRST_POLL_S, LONGEST_POLL_S, factor=1.3), within_s=within_s)
 
 
 CLIENT_SIDE_KINDS = ("env", "file")  # kinds of secret reference that only the client's machine can resolve
@@ -263,7 +262,9 @@ def upload(
     text = script.start_script(plan, options, headway_requirements(plan))
     for node, host in enumerate(hosts):
         place = where.place(node)
-        uploaded = {source: upload_source(host, source, log) for source in sources_to_upload(plan.job, options)}
+        todo = {source: source for source in sources_to_upload(plan.job, options)}
+        todo |= project_files_to_upload(plan, where)
+        uploaded = {source: upload_source(host, path, log) for source, path in todo.items()}
         host.send(f"{place}/{LABEL}", json.dumps(labels(remaining, where)).encode())
         host.ask("unpack", archive, kind="tar", to=f"{place}/code", sha256=plan.code.sha256)
         host.ask("unpack", wheel, kind="wheel", to=f"{place}/headway", fresh=True)
@@ -272,10 +273,23 @@ def upload(
         host.send(f"{place}/{PLAN_FILE}", plan_for_host(plan, where, uploaded).to_json().encode())
         if options.engine:
             script.send_context(host, plan, place)
+        if plan.code.runtime:
+            _send_runtime(plan, host, log)
         if where.mirrored:
             folder = local_path(where.url)
             assert folder is not None
             Mirror(host, where.folder, folder, here).push()
+
+
+def _send_runtime(plan: Plan, host: Host, log: Say) -> None:
+    """Unpack the supervisor's own interpreter on the host, once for all runs that use the same one."""
+    folder = f"{host.facts['dir']}/runtimes/{script.runtime_folder(plan)}"
+    if host.ask("sizes", paths=[f"{folder}/{MARKER}"])["sizes"][0] is not None:
+        return
+    body = _code(plan, plan.code.runtime)
+    log(f"runtime: {format_bytes(len(body))} to {host}, once: the supervisor's own interpreter")
+    sha256 = plan.code.runtime.removeprefix("runtime-").removesuffix(".tar.gz")
+    host.ask("unpack", body, kind="tar", to=folder, sha256=sha256)
 
 
 def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) -> None:
@@ -392,6 +406,7 @@ def headway_requirements(plan: Plan) -> str:
 def _code(plan: Plan, name: str) -> bytes:
     """Read an archive or wheel from the local cache, or from where the launcher stored it."""
     cached = archive_path(plan.code.sha256) if name.endswith(".tar.gz") else wheel_path(name)
+    cached = runtime_path(name) if name == plan.code.runtime else cached
     try:
         return cached.read_bytes()
     except OSError:

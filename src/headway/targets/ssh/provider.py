@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +21,7 @@ from shutil import which
 
 from headway.core import platform
 from headway.core.errors import TargetError
+from headway.core.retry import Backoff, poll, wait_until
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import (
     REQUESTED,
@@ -68,6 +68,10 @@ RETRY_S = 5.0  # for a `list` that fails after `down`
 POLL_S, LONGEST_POLL_S = 0.2, 10.0
 SIGPIPE = 141  # exit code of a command that wrote to a closed pipe
 Say = Callable[[str], None]
+
+
+def _backoff() -> Backoff:
+    return Backoff(POLL_S, LONGEST_POLL_S, factor=1.5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,17 +167,12 @@ class Provider:
         """Poll `list` until it shows what `up` has just created. Only then is an empty answer trusted later."""
         if self._options.list is None:
             return rental
-        limit, pause = time.monotonic() + LISTED_WITHIN_S, POLL_S
-        while True:
+        for _ in poll(_backoff(), within_s=LISTED_WITHIN_S):
             listing = self.list_machines(rental)
             rental = self._record_listed(rental, listing)
             missing = [id for id in rental.ids if id not in rental.listed]
             if not missing:
                 return rental
-            if time.monotonic() > limit:
-                break
-            time.sleep(pause)
-            pause = min(LONGEST_POLL_S, pause * 1.5)
         why = f"{listing.error.problem.what}: it cannot show" if listing.error else "`list` does not show"
         ids = ", ".join(id or "the machine" for id in missing)
         command_line = fill_placeholders(self._options.list, run=rental.run, id=missing[0])
@@ -278,13 +277,11 @@ class Provider:
 
     def _wait_until_gone(self, rental: ProvisionedMachine, *, wait: bool) -> Listing:
         """Poll `list` until it shows nothing, for at most as long as a machine may take to disappear."""
-        limit, pause = time.monotonic() + (self._options.gone if wait else 0.0), POLL_S
-        retry_until = time.monotonic() + RETRY_S
-        while (listing := self.list_machines(rental)).lines or listing.error:
-            if time.monotonic() > (retry_until if listing.error else limit):
-                return listing
-            time.sleep(pause)
-            pause = min(LONGEST_POLL_S, pause * 1.5)
+        gone_s = self._options.gone if wait else 0.0
+        for waited_s in poll(_backoff(), within_s=max(gone_s, RETRY_S)):
+            listing = self.list_machines(rental)
+            if not (listing.lines or listing.error) or waited_s >= (RETRY_S if listing.error else gone_s):
+                break
         return listing
 
     def _release_result(
@@ -366,9 +363,7 @@ class Provider:
 
         Otherwise a machine that it is about to create would be missed.
         """
-        limit = time.monotonic() + UP_S
-        while self._up_is_running(rental) and time.monotonic() < limit:
-            time.sleep(POLL_S)
+        wait_until(lambda: not self._up_is_running(rental), POLL_S, within_s=UP_S)
 
     def _up_is_running(self, rental: ProvisionedMachine) -> bool:
         if rental.pid or rental.state != REQUESTED:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.platform import state_dir
+from headway.core.types import Recorded
 from headway.storage import open_store
 from headway.targets.ssh.connection import Machine, host_key_alias
 
@@ -181,6 +182,20 @@ def _pin_host_key(machine: Machine, key: str, keys: Path) -> None:
     known = keys.read_text() if keys.exists() else ""
     if line not in known:
         keys.write_text(known + line)
+
+
+def recorded() -> list[Recorded]:
+    """List the machines that this computer has recorded as provisioned and not released."""
+    return [
+        Recorded(
+            target=rental.target,
+            run=rental.run,
+            url=rental.url,
+            options=rental.options,
+            what=f"machine {', '.join(rental.ids) or 'of unknown id'}",
+        )
+        for rental in Records().all()
+    ]
 
 
 def _name(url: str) -> str:

@@ -9,16 +9,20 @@ import hashlib
 import json
 import math
 import shlex
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.plan import RUN
 from headway.core.types import RUN_LABEL
-from headway.packaging import build
+from headway.packaging import build, dependencies
+from headway.packaging import supervisor_runtime as runtime
 from headway.packaging.context import context
-from headway.packaging.dockerfile import SUPERVISOR, ImageSpec, image_of_plan
+from headway.packaging.dockerfile import SUPERVISOR, AnyImage, image_of_plan
+from headway.packaging.image_reuse import requirements_hash
+from headway.packaging.own_dockerfile import OwnImage
 from headway.rundir.status import END_RECORD_S
 from headway.storage import local_path
+from headway.targets.shell import install_commands, setup_commands
 from headway.targets.ssh.connection import Host
 from headway.targets.ssh.options import Options, is_local
 from headway.targets.ssh.sync import map_in_parallel, send_file
@@ -39,20 +43,20 @@ VARIABLES = ("HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET", "HEADWAY_CLIENT
              "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "STORAGE_EMULATOR_HOST")  # fmt: skip
 
 BUILD = r"""
-# -- the image: by its content's name, so it is built once
+# -- build the image, once: its name is a hash of its content
 if ! {engine} image inspect {image} > /dev/null 2>&1; then
   {engine} build --force-rm --tag {image} --build-arg PIP_INDEX_URL --build-arg PIP_EXTRA_INDEX_URL \
-    "$HEADWAY_PLACE/image" || fail "the image cannot be built"
+    {context} || fail "the image cannot be built"
 fi
 """
 
 PULL = r"""
-# -- the image, as the job names it
+# -- pull the job's image
 {engine} image inspect {image} > /dev/null 2>&1 || {engine} pull {image} || fail "the image cannot be pulled"
 """
 
 RUN_IT = r"""
-# -- the supervisor as process 1. What it may know besides comes over standard input; it goes with the container.
+# -- run the supervisor as process 1. It gets the secrets over standard input; they end with the container.
 gpus={gpus}
 [ -e /dev/nvidiactl ] || gpus=
 work=${{HEADWAY_WORK_DIR:+--mount type=bind,source=$HEADWAY_WORK_DIR,target=$HEADWAY_WORK_DIR}}
@@ -61,15 +65,21 @@ exec {engine} run --rm --interactive --name "headway-{run}-${{HEADWAY_NODE:-0}}"
   --label {label}={run} --user "$(id -u):$(id -g)" --cap-drop ALL --security-opt no-new-privileges \
   --shm-size {shm} --stop-timeout {grace} $gpus $work {limits} \
   --volume "$HEADWAY_PLACE:$HEADWAY_PLACE" {volumes} \
-  {variables} --env HOME=/tmp --workdir "$HEADWAY_CODE_DIR" --entrypoint python3 \
-  {image} -m {supervisor} --run "$HEADWAY_RUN_URL" <&3 3<&-
+  {variables} --env HOME=/tmp --workdir "$HEADWAY_CODE_DIR" --entrypoint {entrypoint} \
+  {image} {words} --run "$HEADWAY_RUN_URL" <&3 3<&-
 """
 
 
 def start(plan: Plan, options: Options) -> str:
     engine, image = str(options.engine), shlex.quote(image_of(plan))
-    how = PULL if built(plan) is None else BUILD
-    return how.format(engine=engine, image=image) + RUN_IT.format(
+    to_build = built(plan)
+    how = PULL if to_build is None else BUILD
+    context = _context_words(to_build) if to_build is not None else ""
+    start_words = ["python3", "-m", SUPERVISOR]
+    if plan.code.runtime:
+        root = f'"$HEADWAY_DIR/runtimes/{runtime_folder(plan)}"'
+        start_words = runtime.start_words(SUPERVISOR, root=root, wheel='"$HEADWAY_PLACE/headway"')
+    return how.format(engine=engine, image=image, context=context) + RUN_IT.format(
         engine=engine,
         image=image,
         run=RUN,
@@ -79,16 +89,30 @@ def start(plan: Plan, options: Options) -> str:
         gpus=shlex.quote("--gpus all" if engine == "docker" else "--device nvidia.com/gpu=all"),
         limits=_limits(plan),
         volumes=" ".join(_volumes(plan, options)),
-        variables=" ".join(f"--env {name}" for name in VARIABLES),
-        supervisor=SUPERVISOR,
+        variables=" ".join(f"--env {name}" for name in VARIABLES if not (name == "PYTHONPATH" and plan.code.runtime)),
+        entrypoint=start_words[0],
+        words=" ".join(start_words[1:]),
     )
+
+
+def runtime_folder(plan: Plan) -> str:
+    """Return the name of the folder below `runtimes` on the host that has the supervisor's own interpreter."""
+    return plan.code.runtime.removesuffix(".tar.gz")
+
+
+def _context_words(image: AnyImage) -> str:
+    """Return the words of `docker build` that name the Dockerfile, if it has another name, and the context."""
+    file, folder = (f'"$HEADWAY_PLACE/"{shlex.quote(path)}' for path in image.build_paths(CONTEXT))
+    if isinstance(image, OwnImage):
+        return f"--platform {shlex.quote(image.platform)} --file {file} {folder}"
+    return f'"$HEADWAY_PLACE/{CONTEXT}"'
 
 
 def image_of(plan: Plan) -> str:
     return build.reference(plan, image_of_plan(plan))
 
 
-def built(plan: Plan) -> ImageSpec | None:
+def built(plan: Plan) -> AnyImage | None:
     """Return the image to build on the host, or None if the job names a ready one or it has been pushed."""
     image = image_of_plan(plan)
     return image if image_of(plan) == image.name else None
@@ -121,6 +145,8 @@ def _volumes(plan: Plan, options: Options) -> list[str]:
     arguments = (
         ['--volume "$HEADWAY_DIR/runs:$HEADWAY_DIR/runs"'] if is_local(options, str(plan.job["outputs"])) else []
     )
+    if plan.code.runtime:
+        arguments.append('--volume "$HEADWAY_DIR/runtimes:$HEADWAY_DIR/runtimes:ro"')
     if any(is_local(options, source) for source in plan.data):
         arguments.append('--volume "$HEADWAY_DIR/data:$HEADWAY_DIR/data:ro"')
     shared = [str(plan.job["outputs"]), *plan.data]
@@ -129,28 +155,31 @@ def _volumes(plan: Plan, options: Options) -> list[str]:
     ):
         if not source.startswith("builtin:") and source != "None":
             arguments.append(f"--volume {shlex.quote(f'{source}:{source}')}")
+    for mount in plan.job.get("mounts", ()):  # checked: a path of the host, the same inside
+        mode = ":ro" if mount.get("read_only") else ""
+        arguments.append(f"--volume {shlex.quote(mount['path'] + ':' + mount['at'] + mode)}")
     return arguments
 
 
 HEAD = r"""
-# What only the supervisor may read waits on descriptor 3; commands below have no input.
+# Only the supervisor reads the secrets on standard input: move them to descriptor 3. The commands below get no input.
 exec 3<&0 </dev/null
 fail() { echo "headway: $1" >&2; exit 1; }
 cd "$HEADWAY_CODE_DIR" || fail "no $HEADWAY_CODE_DIR"
 """
 
 SYSTEM_PYTHON = r"""
-# -- requirements: into an environment on top of the interpreter's own packages, made once for these very ones
+# -- requirements: one environment per set of requirements, on top of the interpreter's own packages
 env="$HEADWAY_DIR/envs/{key}"
 mkdir -p "$HEADWAY_DIR/envs" && exec 9> "$env.lock" && flock 9
 if [ ! -e "$env/ready" ]; then
   rm -rf "$env"
   "$python" -m venv --system-site-packages "$env" || fail "no virtual environment could be made with $python"
   packages='import sysconfig; print(sysconfig.get_path("purelib"))'
-  # An interpreter that is itself in a virtual environment lends its packages too.
+  # If the interpreter is in a virtual environment itself, make that one's packages importable too.
   "$python" -c "$packages" > "$("$env/bin/python" -c "$packages")/lent.pth" || fail "$python does not run"
-  "$env/bin/python" -m pip install --disable-pip-version-check --requirement {file} \
-    || fail "the requirements cannot be installed"
+  install() {{ "$env/bin/python" -m pip install --disable-pip-version-check "$@"; }}
+{installs}
   touch "$env/ready"
 fi
 exec 9>&-
@@ -158,7 +187,7 @@ python="$env/bin/python"
 """
 
 VENV = r"""
-# -- an environment, made once for these very requirements: by uv, which also brings the Python, or by pip
+# -- one environment per set of requirements, made by uv, which also installs Python, or by pip
 env="$HEADWAY_DIR/envs/{key}"
 mkdir -p "$HEADWAY_DIR/envs" && exec 9> "$env.lock" && flock 9
 if [ ! -e "$env/ready" ]; then
@@ -181,7 +210,7 @@ python="$env/bin/python"
 """
 
 START = r"""
-# -- the supervisor takes the place of this shell
+# -- replace this shell by the supervisor
 exec "$python" -m headway.runtime.worker --run "$HEADWAY_RUN_URL" <&3 3<&-
 """
 
@@ -192,7 +221,7 @@ def start_script(plan: Plan, options: Options, needed: str) -> str:
     `needed` lists Headway's own requirements for this job, to install if no interpreter is named.
     """
     comment = f"# {plan.job['name']}: {plan.nodes} × {plan.processes} ranks. Made by Headway {plan.headway}."
-    parts = ["#!/bin/bash\n" + comment, HEAD, _setup(plan)]
+    parts = ["#!/bin/bash\n" + comment, HEAD, setup_commands(plan, "its exports stay in effect")]
     if options.engine:
         parts.append(start(plan, options))
     else:
@@ -200,34 +229,30 @@ def start_script(plan: Plan, options: Options, needed: str) -> str:
     return "\n".join(part.strip("\n") + "\n" for part in parts if part)
 
 
-def _setup(plan: Plan) -> str:
-    commands = [str(command) for command in plan.job.get("setup", ())]
-    if not commands:
-        return ""
-    steps = [f"{{\n{command}\n}} || fail {shlex.quote('setup: ' + command)}" for command in commands]
-    comment = "# -- setup: at every start, and in this very shell, so that what it exports holds"
-    return "\n".join([comment, *steps, 'cd "$HEADWAY_CODE_DIR" || exit'])
-
-
 def _environment(plan: Plan, options: Options, needed: str) -> str:
-    name = plan.job.get("requirements")
-    file = shlex.quote(PurePosixPath(name).as_posix()) if name else ""
+    own = install_commands(dependencies.of_record(plan.job))
     key = _key(plan, options, needed)
     if options.python:
         named = f"python={shlex.quote(options.python)}\n"
-        return named + (SYSTEM_PYTHON.format(key=key, file=file) if name else "")
-    user_requirements = (
-        [f'  install --requirement {file} || fail "the requirements cannot be installed"'] if name else []
-    )
+        return named + (SYSTEM_PYTHON.format(key=key, installs="\n".join(own)) if own else "")
     headway_requirements = [
-        '  install --requirement "$HEADWAY_PLACE/headway.txt" || fail "what Headway needs cannot be installed"'
+        '  install --requirement "$HEADWAY_PLACE/headway.txt" || fail "the requirements of Headway cannot be installed"'
     ]
     version = ".".join(plan.environment["python"].split(".")[:2])
-    return VENV.format(key=key, version=version, installs="\n".join([*user_requirements, *headway_requirements]))
+    return VENV.format(key=key, version=version, installs="\n".join([*own, *headway_requirements]))
 
 
 def _key(plan: Plan, options: Options, needed: str) -> str:
-    """Return the environment's name, a hash of all requirements. The code counts only if it has a requirements file."""
-    own = plan.code.sha256 if plan.job.get("requirements") else ""
-    text = json.dumps([own, needed, options.python, plan.environment["python"], list(plan.job.get("setup", ()))])
+    """Return the environment's name, a hash of all requirements. The code counts only if it is installed itself."""
+    own = dependencies.of_record(plan.job)
+    code = plan.code.sha256 if own.install else requirements_hash(plan.code.sha256) if own.requirements else ""
+    text = json.dumps(
+        [
+            [code, *own.listed] if own.listed else code,
+            needed,
+            options.python,
+            plan.environment["python"],
+            list(plan.job.get("setup", ())),
+        ]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:12]

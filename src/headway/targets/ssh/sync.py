@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import BadInput
-from headway.rundir.layout import INTENT, PLAN, RECEIPT, STOP
+from headway.plugins import TARGETS
+from headway.rundir.layout import PLAN, RECEIPT, STOP, SUBMISSION
+from headway.rundir.status import is_local_key
 from headway.storage.base import is_object_name
 from headway.storage.local import FolderStore, atomic_file
 from headway.targets.ssh.connection import CHUNK_BYTES, Host
-from headway.targets.ssh.options import LOCAL_FOLDERS
 
-CLIENT_FILES = (PLAN, INTENT, STOP, RECEIPT, "report.html.tmp")  # written by the client only
+CLIENT_FILES = (PLAN, SUBMISSION, STOP, RECEIPT, "report.html.tmp")  # written by the client only
 _PROGRESS_FILES = ("lease.json", "events")  # listed first on the host, and written last here
 _INDEX = "mirrored.json"
 FileIndex = dict[str, list[int]]  # key -> size and mtime on the host, size and mtime here
@@ -44,7 +45,7 @@ class Mirror:
         """Upload everything that is missing on the host, before a start; return the number of bytes."""
         index = self._read_index()
         remote = self._listing()
-        keys = [key for key in _files(self._here) if not _is_client_file(key) or key in (PLAN, INTENT)]
+        keys = [key for key in _files(self._here) if not _is_client_file(key) or key in (PLAN, SUBMISSION)]
         todo = [key for key in keys if not self._is_unchanged(index, remote, key)]
         # Files left from an earlier working copy would count as the run's.
         stray = [f"{self._there}/{key}" for key in remote if not (self._here / key).is_file()]
@@ -84,8 +85,8 @@ class Mirror:
         return fetch_file(host, f"{self._there}/{key}", self._here / key)
 
     def _listing(self) -> dict[str, tuple[int, int]]:
-        skip = list(LOCAL_FOLDERS)
-        answer = self._host.ask("listing", root=self._there, first=list(_PROGRESS_FILES), skip=skip, proof=PLAN)
+        first, skip = list(_PROGRESS_FILES), list(TARGETS)  # folders named after targets: `is_local_key`
+        answer = self._host.ask("listing", root=self._there, first=first, skip=skip, proof=PLAN)
         self._exists_on_host = answer["there"]
         return {
             key: (size, when)
@@ -94,7 +95,7 @@ class Mirror:
         }
 
     def _is_unchanged(self, index: FileIndex, remote: dict[str, tuple[int, int]], key: str) -> bool:
-        if key in (PLAN, INTENT) or key not in index or key not in remote:
+        if key in (PLAN, SUBMISSION) or key not in index or key not in remote:
             return False
         found = (self._here / key).stat()
         return index[key] == [*remote[key], found.st_size, found.st_mtime_ns]
@@ -158,13 +159,25 @@ def fetch_file(host: Host, there: str, to: Path) -> bool:
     if len(part) < CHUNK_BYTES:
         FolderStore(to.parent).write(to.name, part)
         return True
-    with atomic_file(to) as handle:
-        while part:
-            os.write(handle, part)
-            answer, part = host.exchange("read", path=there, offset=os.lseek(handle, 0, os.SEEK_CUR), count=CHUNK_BYTES)
-            if answer.get("gone"):
-                break
+    try:
+        with atomic_file(to) as handle:
+            _fetch_rest(host, there, part, handle)
+    except _Vanished:
+        return False
     return True
+
+
+class _Vanished(Exception):
+    """The file was removed on the host during its transfer."""
+
+
+def _fetch_rest(host: Host, there: str, part: bytes, handle: int) -> None:
+    """Write `part`, then everything after it. Raises _Vanished if the file disappears on the host meanwhile."""
+    while part:
+        os.write(handle, part)
+        answer, part = host.exchange("read", path=there, offset=os.lseek(handle, 0, os.SEEK_CUR), count=CHUNK_BYTES)
+        if answer.get("gone"):
+            raise _Vanished
 
 
 def fetch_growing(host: Host, there: str, here: Path) -> None:
@@ -184,7 +197,7 @@ def fetch_growing(host: Host, there: str, here: Path) -> None:
 
 
 def _files(root: Path) -> Iterable[str]:
-    return [entry.key for entry in FolderStore(root).list() if entry.key.partition("/")[0] not in LOCAL_FOLDERS]
+    return [entry.key for entry in FolderStore(root).list() if not is_local_key(entry.key)]
 
 
 def _is_client_file(key: str) -> bool:

@@ -6,6 +6,7 @@ Needs the OpenSSH client locally, and Python and bash on each machine.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 import time
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError, Problem, RunBusy, TargetError
 from headway.core.plan import RUN, Limits
-from headway.core.types import ORIGIN, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.core.retry import NO_LIMIT, RetryPolicy, retry
+from headway.core.types import ORIGIN, RUN_LABEL, ExecCommand, Handle, LogLine, Receipt, Request, State, Status, Target
 from headway.rundir import submission
 from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
@@ -34,6 +36,7 @@ from headway.rundir.status import (
 )
 from headway.rundir.submission import owner
 from headway.storage import open_store
+from headway.targets.exec import no_process
 from headway.targets.local import processes
 from headway.targets.ssh import checks, connection, lifecycle, rental, script, watcher
 from headway.targets.ssh.connection import Host, Machine, RemoteError
@@ -113,12 +116,17 @@ GRACE_S = 30.0
 Say = Callable[[str], None]
 
 
+def _unreachable_policy(total_s: float) -> RetryPolicy:
+    pause_s = UNREACHABLE_PAUSE_S
+    return RetryPolicy(tries=NO_LIMIT, total_s=total_s, first_pause_s=pause_s, longest_pause_s=pause_s)
+
+
 def to_stderr(text: str) -> None:
     sys.stderr.write(f"headway: {text}\n")
 
 
 @dataclass(frozen=True, slots=True)
-class SshTarget:
+class SshTarget(Target):
     options: Options = DEFAULTS
     log: Say = to_stderr
 
@@ -128,6 +136,23 @@ class SshTarget:
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
         return list(checks.notes(job, ranks, self.options))
+
+    def exec_command(self, handle: Handle) -> ExecCommand:
+        options, machines = self.options, machines_of(self.options, handle, Records())
+        if not machines:
+            raise no_process(handle, "machine")
+        folder = str(handle.details.get("dir", options.dir))
+        there = layout(options, handle.url.rpartition("/")[0], handle.run, dir=folder)
+        python = options.python or "python3"
+        engine = f"{options.engine} exec --interactive headway-{handle.run}-0 " if options.engine else ""
+        return ExecCommand(
+            where=str(machines[0]),
+            words=tuple(connection.ssh_command(machines[0], options, f"exec {engine}{shlex.quote(python)}")),
+            url=there.folder,
+            python=python,
+            quoted=True,
+            install=lambda found: f"ssh {machines[0]} {engine}{found} -m pip install jupyterlab",
+        )
 
     def doctor(self, job: Job) -> Iterator[Finding]:
         """Check the machines. Changes nothing on them except that it installs Headway's agent."""
@@ -152,6 +177,9 @@ class SshTarget:
         budget_s = None if hours is None else hours * 3600
         return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=GRACE_S, second=second)
 
+    def image_platform(self, job: Job) -> str:
+        return "linux/amd64" if self.options.engine else ""
+
     def cpus(self, job: Job, ranks: int) -> int:
         """Return the CPUs per node that the ranks' threads share. The machine has not been asked yet."""
         return job.resources.cpus or ranks
@@ -164,6 +192,8 @@ class SshTarget:
         where = layout(self.options, str(plan.job["outputs"]), RUN)
         text = script.start_script(plan, self.options, lifecycle.headway_requirements(plan))
         sent = {"code": plan.code.sha256, "headway": plan.code.wheel, "data": sources_to_upload(plan.job, self.options)}
+        if plan.code.runtime:
+            sent["runtime"] = plan.code.runtime
         body = {
             "machines": list(map(str, configured_machines(self.options))) or ["as `up` names them"],
             "folder": where.folder,
@@ -256,7 +286,7 @@ class SshTarget:
             unverified=released.unverified,
         )
 
-    def found(self) -> list[Handle]:
+    def list_runs(self) -> list[Handle]:
         """Find runs by their labels on the hosts of the target's entry.
 
         Rented machines are found by the records written before `up`.
@@ -297,20 +327,20 @@ class SshTarget:
 
         Its host key is pinned on first use, because this run has just created the machine.
         """
-        limit = time.monotonic() + self.options.ready
-        while True:
-            try:
-                connection.run(machine, self.options, "true", within_s=60.0)
-                break
-            except connection.HostKeyError:
-                raise
-            except RemoteError as error:
-                if time.monotonic() > limit:
-                    raise TargetError(
-                        f"{machine} does not answer after {self.options.ready:.0f} s: {error.problem.what}",
-                        fix="`ready` in the target's entry; check that its firewall allows ssh",
-                    ) from None
-            time.sleep(UNREACHABLE_PAUSE_S)
+        try:
+            retry(
+                lambda: connection.run(machine, self.options, "true", within_s=60.0),
+                _unreachable_policy(self.options.ready),
+                on=RemoteError,
+                unless=(connection.HostKeyError,),
+            )
+        except connection.HostKeyError:
+            raise
+        except RemoteError as error:
+            raise TargetError(
+                f"{machine} does not answer after {self.options.ready:.0f} s: {error.problem.what}",
+                fix="`ready` in the target's entry; check that its firewall allows ssh",
+            ) from None
         if machine.first_seen and machine.known_hosts is not None:
             self.log(
                 f"{machine}: host key pinned at first sight, as this run made the machine: {_key_fingerprints(machine)}"
@@ -445,17 +475,23 @@ class SshTarget:
 
         Give up on a rented machine that stays unreachable for REACH_S.
         """
-        limit = time.monotonic() + (UNREACHABLE_S if self.options.up else 0.0)
-        while True:
-            try:
-                return self._stop_reachable(handle, machines)
-            except RemoteError as error:
-                if not self.options.up:
-                    raise
-                if time.monotonic() > limit or self._no_longer_listed(handle):
-                    self.log(f"{handle.run}: {error.problem.what}; its output since the last sync is lost")
-                    return [], []
-            time.sleep(UNREACHABLE_PAUSE_S)
+        if not self.options.up:
+            return self._stop_reachable(handle, machines)
+
+        def give_up_if_gone(error: Exception) -> None:
+            if self._no_longer_listed(handle):
+                raise error
+
+        try:
+            return retry(
+                lambda: self._stop_reachable(handle, machines),
+                _unreachable_policy(UNREACHABLE_S),
+                on=RemoteError,
+                on_failure=give_up_if_gone,
+            )
+        except RemoteError as error:
+            self.log(f"{handle.run}: {error.problem.what}; its output since the last sync is lost")
+            return [], []
 
     def _stop_reachable(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
         with SshConnections(self.options, handle, machines) as connections:

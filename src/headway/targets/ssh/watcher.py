@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headway.core import platform
 from headway.rundir.status import local_dir
-from headway.storage import open_store, same_place
+from headway.storage import is_same_folder, open_store
 from headway.targets.local import processes
 from headway.targets.ssh.options import KIND
 
@@ -69,7 +69,7 @@ def _watcher_pid(url: str) -> int | None:
         return None
     pid = int(record["pid"])
     alive = record["boot"] == platform.pid_namespace_id() and platform.is_alive(pid, record["started"])
-    return pid if alive and same_place(_watched_url(pid), url) else None
+    return pid if alive and is_same_folder(_watched_url(pid), url) else None
 
 
 def _watched_url(pid: int) -> str:

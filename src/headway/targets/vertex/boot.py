@@ -2,9 +2,10 @@
 
 It runs before Headway is installed, so it uses the standard library only: as text after `python3 -c`, or as the module
 of a source package. It never replaces the image's torch: pip is constrained to the installed version.
-"""
 
-from __future__ import annotations
+In an image of the user's, the supervisor runs on an interpreter of its own, which is downloaded with the code. The
+image's Python runs this file and the project alone, so it may be old: this file has the syntax of Python 3.6.
+"""
 
 import gzip
 import hashlib
@@ -12,6 +13,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,12 +21,12 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
-from importlib import metadata
+import zipfile
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Callable, Dict, List, NoReturn, Optional  # noqa: UP035 - Python 3.6
 
-SPEC = "HEADWAY_BOOT"  # {"code", "wheel", "requirements", "needs", "setup"}
+SPEC = "HEADWAY_BOOT"  # {"code", "wheel", "requirements", "listed", "install", "needs", "setup", "runtime"}
 BAD_INPUT, AGAIN = 2, 143
 # Built for the image's driver and for each other: versions installed by pip in their place may not run there.
 HELD = ("torch", "torchvision", "torchaudio", "torch-xla", "tensorflow", "tensorflow-gpu", "jax", "jaxlib", "triton")
@@ -32,7 +34,7 @@ TRIES = 5
 METADATA = "computeMetadata/v1/instance/service-accounts/default/token"
 
 
-def main(code_tar: bytes | None = None) -> NoReturn:
+def main(code_tar: Optional[bytes] = None) -> NoReturn:  # noqa: UP045
     """Install everything and start the supervisor.
 
     `code_tar` is the code if the source package contains it; else it is downloaded, like Headway's wheel.
@@ -48,19 +50,36 @@ def main(code_tar: bytes | None = None) -> NoReturn:
         wheel.write_bytes(fetch(f"{outputs}/code/{spec['wheel']}"))
         check(wheel.read_bytes(), spec["wheel_sha256"], spec["wheel"])
         # In its own folder, ahead of the image's packages: this run's Headway, whatever else is installed.
-        pip("the wheel of Headway", work, "--no-deps", "--target", str(work / "headway"), str(wheel))
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(work / "headway"), os.environ.get("PYTHONPATH", "")])
-        )
+        with zipfile.ZipFile(str(wheel)) as content:
+            content.extractall(str(work / "headway"))
     check(code_tar, spec["code"], "the code")
     unpack(code_tar, code)
     install(spec, code, work)
-    start(spec, code, url)
+    start(spec, code, url, supervisor(spec, work, outputs))
 
 
-def install(spec: dict[str, Any], code: Path, work: Path) -> None:
+def supervisor(spec: Dict[str, Any], work: Path, outputs: str) -> List[str]:  # noqa: UP006
+    """Return the command of the supervisor: on an interpreter of its own if the plan names one, else on this one."""
+    if not spec.get("runtime"):
+        if (work / "headway").exists():
+            path = [str(work / "headway"), os.environ.get("PYTHONPATH", "")]
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        return [sys.executable, "-m", "headway.runtime.worker"]
+    tar = gzip.decompress(fetch(f"{outputs}/code/{spec['runtime']}"))
+    check(tar, spec["runtime"].partition("-")[2].partition(".")[0], spec["runtime"])
+    root = work / "runtime"
+    unpack(tar, root)
+    os.environ["HEADWAY_PYTHON"] = sys.executable
+    entry = str(work / "headway/headway/supervisor/image_entry.py")
+    python = [str(root / "lib/ld.so"), "--library-path", str(root / "lib"), str(root / "bin/python3"), "-I", "-S"]
+    return [*python, entry, "headway.runtime.worker"]
+
+
+def install(spec: Dict[str, Any], code: Path, work: Path) -> None:  # noqa: UP006
     """Install the user's and Headway's requirements in one pip call, so that pip detects conflicts between them."""
-    wanted = ["-r", spec["requirements"]] if spec.get("requirements") else []
+    wanted = [*(["-r", spec["requirements"]] if spec.get("requirements") else []), *spec.get("listed", ())]
+    if spec.get("install"):  # from a copy: its build leaves files behind that are not the program's
+        wanted.append(str(shutil.copytree(code, work / "project")))
     if spec["needs"]:
         needs = work / "needs.txt"
         needs.write_text("\n".join(spec["needs"]) + "\n")
@@ -72,15 +91,23 @@ def install(spec: dict[str, Any], code: Path, work: Path) -> None:
     pip("the requirements", code, *wanted, "-c", str(held))
 
 
-def pins() -> list[str]:
+def pins() -> List[str]:  # noqa: UP006
     """Return pip constraints that pin the image's frameworks, without local versions (2.4.0+cu121 becomes 2.4.0)."""
-    found = []
-    for name in HELD:
-        try:
-            found.append(f"{name}=={metadata.version(name).partition('+')[0]}")
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    versions = {name: installed(name) for name in HELD}
+    return [f"{name}=={version.partition('+')[0]}" for name, version in versions.items() if version]
+
+
+def installed(name: str) -> str:
+    """Return the version of a package of this interpreter; empty if it is not installed."""
+    try:
+        metadata: Any = import_module("importlib.metadata")
+    except ImportError:  # before Python 3.8
+        packages: Any = import_module("pkg_resources")
+        return next((str(each.version) for each in packages.working_set if each.key == name), "")
+    try:
+        return str(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def pip(what: str, folder: Path, *words: str) -> None:
@@ -88,21 +115,23 @@ def pip(what: str, folder: Path, *words: str) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "install", *quiet, *words], cwd=folder, check=False)
     if done.returncode:
         held = ", ".join(pins()) or "nothing"
-        end(f"pip could not install {what} beside what this image brings ({held}); its own words are above")
+        end(f"pip could not install {what} beside the packages of this image ({held}); its messages are above")
 
 
-def start(spec: dict[str, Any], code: Path, url: str) -> NoReturn:
+def start(spec: Dict[str, Any], code: Path, url: str, words: List[str]) -> NoReturn:  # noqa: UP006
     """Exec the supervisor. `setup` runs in the shell that then execs it, so that its exports stay in effect."""
     os.environ["HEADWAY_CODE_DIR"] = str(code)
-    command = [sys.executable, "-m", "headway.runtime.worker", "--run", url]
+    command = [*words, "--run", url]
     os.chdir(code)
     sys.stdout.flush()
     if not spec["setup"]:
         os.execv(command[0], command)
     failed = "{ echo 'headway: setup failed' >&2; exit 2; }"
     steps = [f"{{\n{step}\n}} || {failed}" for step in spec["setup"]]
-    script = "\n".join([*steps, f"cd {shlex.quote(str(code))} || exit 2", f"exec {shlex.join(command)}"])
-    os.execvp("bash", ["bash", "-c", script])
+    words = [shlex.quote(word) for word in command]
+    script = "\n".join([*steps, f"cd {shlex.quote(str(code))} || exit 2", f"exec {' '.join(words)}"])
+    shell = "bash" if shutil.which("bash") else "sh"
+    os.execvp(shell, [shell, "-c", script])
 
 
 def fetch(url: str) -> bytes:

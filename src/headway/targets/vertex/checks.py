@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import Problem
-from headway.packaging import reference, requirements
+from headway.packaging import dependencies, own_dockerfile, reference
+from headway.packaging.supervisor_runtime import is_ready_image, unavailable_reason
 from headway.spec.loading import dump
+from headway.storage.google import GoogleError, NotFound
 from headway.storage.secrets import Reference, parse
+from headway.targets.checks import dependency_notes, interpreter_problems
 from headway.targets.vertex import machines, package
-from headway.targets.vertex.client import ApiError, NotFound
 from headway.targets.vertex.machines import Placement, placements, regions
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.render import ENDING_S, NFS
@@ -40,6 +42,7 @@ _BUCKET = "gs://YOUR-BUCKET"
 def problems(job: Job, options: Options) -> Iterator[Problem]:
     yield from _option_problems(options)
     yield from _label_problems(options)
+    yield from interpreter_problems(job)
     yield from _folder_problems(job)
     yield from _data_problems(job)
     yield from _secret_problems(job, options)
@@ -56,9 +59,15 @@ def notes(job: Job, options: Options, today: date) -> Iterator[str]:
     if options.mode == "package":
         uri = job.image.uri or package.default_uri(accelerated=first.accelerator is not None, region=first.region)
         yield from package.notes(uri, today)
+    if options.mode == "container" and is_ready_image(dump(job)):
+        yield f"{job.image.uri} is not looked into: its {options.python} (3.6 or newer) fetches the supervisor"
+        reason = unavailable_reason()
+        if reason:
+            yield f"its Python must be 3.10 or newer, because the supervisor runs on it: {reason}"
     for placement in (first, *others):
         if machines.is_unknown_family(placement.machine):
-            yield f"{placement.machine} is not in the table of {machines.AS_OF}: Vertex AI says whether it has it"
+            yield f"{placement.machine} is not in the table of {machines.AS_OF}: whether it exists is known at launch"
+    yield from dependency_notes(job)
     yield from _queue_notes(job, options, first)
     if any(parse(secret.ref).kind == "gcp-sm" for secret in job.secrets.values()) and not options.service_account:
         yield (
@@ -70,9 +79,9 @@ def notes(job: Job, options: Options, today: date) -> Iterator[str]:
 def _queue_notes(job: Job, options: Options, first: Placement) -> Iterator[str]:
     flexible = options.strategy == "flex-start" and not first.spot
     if job.max_wait is not None and not flexible:
-        yield "max_wait: Vertex AI holds it with strategy: flex-start alone; else a run waits for its turn"
+        yield "max_wait has no effect: Vertex AI enforces it only with strategy: flex-start"
     if options.fallback and options.switch_after is None:
-        yield "fallback: tried where Vertex AI refuses at once; switch_after: 20m also leaves a queue that stands still"
+        yield "fallback: tried only if Vertex AI refuses at once; switch_after: 20m also leaves a queue after 20 min"
 
 
 def _option_problems(options: Options) -> Iterator[Problem]:
@@ -89,12 +98,14 @@ def _option_problems(options: Options) -> Iterator[Problem]:
     for name, (form, example) in forms.items():
         value = getattr(options, name)
         if value and not form.fullmatch(value):
-            yield Problem(what=f"{name}: {value!r} is none", where=f"targets.{name}", fix=f"write {name}: {example}")
+            what = f"{value!r} is not a valid {name}"
+            yield Problem(what=what, where=f"targets.{name}", fix=f"write {name}: {example}")
     for region in regions(options):
         if not _REGION.fullmatch(region):
-            yield Problem(what=f"region: {region!r} is none", where="targets.region", fix="write region: us-central1")
+            what = f"{region!r} is not a valid region"
+            yield Problem(what=what, where="targets.region", fix="write region: us-central1")
     if options.tensorboard and not options.service_account:
-        what = "a TensorBoard is written to by a service account, and none is named"
+        what = "tensorboard needs a service_account, which writes to it"
         fix = "service_account: NAME@PROJECT.iam.gserviceaccount.com, with roles/aiplatform.user and the bucket's"
         yield Problem(what=what, where="targets.service_account", fix=fix)
     if options.timeout < ENDING_S:
@@ -104,10 +115,10 @@ def _option_problems(options: Options) -> Iterator[Problem]:
 def _label_problems(options: Options) -> Iterator[Problem]:
     for name, value in options.labels.items():
         if not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(str(value)):
-            what = f"the label {name}: {value} has other signs than lower case letters, digits, - and _, or too many"
-            yield Problem(what=what, where="targets.labels", fix="at most 63 of them, the name beginning with a letter")
+            what = f"the label {name}: {value} has characters other than a-z, 0-9, - and _, or more than 63"
+            yield Problem(what=what, where="targets.labels", fix="lower case, the name starting with a letter")
         elif name.startswith("headway"):
-            yield Problem(what=f"the label {name} is Headway's own", where="targets.labels", fix="another name")
+            yield Problem(what=f"the label {name} is reserved for Headway", where="targets.labels", fix="rename it")
     if len(options.labels) > 60:  # Vertex AI takes 64
         yield Problem(what=f"{len(options.labels)} labels", where="targets.labels", fix="at most 60")
 
@@ -158,28 +169,26 @@ def secret_problem(name: str, reference: Reference, options: Options) -> Problem
         "env": f'printf %s "${reference.name}" | {create}-',
         "file": f"{create}{reference.name}",
     }.get(reference.kind, f"{create}-")
-    what = (
-        f"{reference} is not there on Vertex AI's machines, and a job's variables can be read by everybody who sees it"
-    )
+    what = f"{reference} does not exist on Vertex AI's machines, and everybody who can see a job can read its variables"
     return Problem(what=what, where=f"secrets.{name}", fix=f"{said}; then secrets: {{{name}: gcp-sm://{stored}}}")
 
 
 def _mount_problems(job: Job, options: Options) -> Iterator[Problem]:
     for mount in job.mounts:
         if not mount.nfs:
-            what = f"Vertex AI mounts NFS exports, and {mount.pvc or mount.path} is none"
+            what = f"Vertex AI mounts only NFS exports, not {mount.pvc or mount.path}"
             yield Problem(what=what, where="mounts", fix=f"mounts: [{{nfs: SERVER:/EXPORT, at: {NFS}data}}]")
             continue
         name = mount.at.removeprefix(NFS).strip("/")
         if not mount.at.startswith(NFS) or not name or "/" in name:
             tail = mount.at.strip("/").rpartition("/")[2] or "data"
-            what = f"Vertex AI mounts below {NFS} alone, not at {mount.at}"
+            what = f"Vertex AI mounts only below {NFS}, not at {mount.at}"
             yield Problem(what=what, where="mounts", fix=f"at: {NFS}{tail}")
         if mount.read_only:
-            what = "Vertex AI mounts for reading and writing alike"
+            what = "Vertex AI cannot mount read-only"
             yield Problem(what=what, where="mounts", fix="remove read_only, and export it read-only on the server")
         if not options.network:
-            what = f"{mount.nfs} is reached through a peered network, and none is named"
+            what = f"{mount.nfs} needs a peered network, and the target names none"
             fix = "network: projects/PROJECT-NUMBER/global/networks/NAME, in the target's entry"
             yield Problem(what=what, where="targets.network", fix=fix)
 
@@ -197,22 +206,24 @@ def _hardware_problems(job: Job, options: Options) -> Iterator[Problem]:
             what = f"{first.machine} has less than {name}: {shown}"
             yield Problem(what=what, where=f"resources.{name}", fix="a bigger machine, or leave `machine` out")
     if options.strategy == "flex-start" and any(placement.spot for placement in (first, *others)):
-        what = "a run is spot or flex-start, not both"
+        what = "spot and flex-start cannot be combined"
         yield Problem(what=what, where="targets.strategy", fix="strategy: standard, or spot: false")
 
 
 def _image_problems(job: Job, options: Options) -> Iterator[Problem]:
     yield from reference.problems(dump(job)["image"], job.name)
-    if job.requirements:
-        yield from requirements.problems(Path(job.root), job.requirements)
+    yield from dependencies.problems(job)
     if options.mode == "package":
         if job.image.uri:
             yield from package.problems(job.image.uri)
-        if job.image.base or job.image.repository:
+        if job.image.base or job.image.repository or job.image.dockerfile:
             what = "a package runs in one of Google's images: none is built"
-            yield Problem(what=what, where="image", fix="mode: container, or remove image.base and image.repository")
+            fix = "mode: container, or remove image.base, image.dockerfile and image.repository"
+            yield Problem(what=what, where="image", fix=fix)
         yield from _torch_problems(job)
-    elif not job.image.uri and not job.image.repository:
+        return
+    yield from own_dockerfile.problems(job)
+    if not job.image.uri and not job.image.repository:
         placement = f"{options.region}-docker.pkg.dev/{options.project or 'PROJECT'}"
         fix = f"image: {{repository: {placement}/headway/{job.name}}}; or mode: package, which needs no image"
         yield Problem(what="the job does not say where its image goes", where="image.repository", fix=fix)
@@ -262,5 +273,5 @@ def image_problem(client: Client, uri: str) -> Problem | None:
         folder = f"{named['location']}-docker.pkg.dev/{named['project']}/{named['repository']}"
         fix = f"headway image --push; or one of: gcloud artifacts docker images list {folder} --include-tags"
         return Problem(what=f"there is no image {uri}", where="image.uri", fix=fix)
-    except ApiError:
+    except GoogleError:
         return None

@@ -1,102 +1,54 @@
-"""HTTP client of Vertex AI, Cloud Logging and Artifact Registry: the only access to Google Cloud.
-
-Refused requests raise ApiError, with a command that helps. google-auth is imported on the first request.
-"""
+"""Calls of Vertex AI's custom jobs, Cloud Logging and Artifact Registry. Raises GoogleError."""
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from headway.core.errors import Denied, HeadwayError, MissingExtra, TargetError, Transient
-from headway.core.retry import RetryPolicy, retry_transient
+from headway.core.errors import HeadwayError
+from headway.core.retry import poll
 from headway.core.types import LogLine
 from headway.rundir.layout import SUPERVISOR
-
-SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-REQUEST_TIMEOUT_S = 60.0
-RETRY = RetryPolicy(tries=4, total_s=30.0)
-# gcloud's own variables for alternative API endpoints.
-HOST_OVERRIDES = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
+from headway.storage.google import ARTIFACT_REGISTRY, LOGGING, VERTEX, GoogleClient
 
 
-class ApiError(TargetError):
-    """A request that Google refused. `status` is the canonical code, such as PERMISSION_DENIED."""
+@dataclass
+class Client(GoogleClient):
+    """A client for the custom jobs, logs and images of one project."""
 
-    def __init__(self, what: str, *, status: str = "", message: str = "", fix: str = "") -> None:
-        super().__init__(what, fix=fix)
-        self.status, self.message = status, message
-
-
-class OutOfCapacity(ApiError):
-    """No quota or no such machine in this region. Another region may have both."""
-
-
-class NotFound(ApiError):
-    """The resource does not exist, or no longer."""
-
-
-class Unreachable(ApiError):
-    """No response, or a retryable one. The request may have taken effect all the same."""
-
-
-@dataclass(slots=True)
-class Client:
-    """A client for one project."""
-
-    project: str
-    retry: RetryPolicy = RETRY
-    _session: Any = field(default=None, repr=False)
+    needed_for: str = "Vertex AI as a target"
 
     def vertex(self, region: str) -> str:
         """Return the URL of a region's custom jobs."""
-        override = os.environ.get(f"{HOST_OVERRIDES}AIPLATFORM")
-        host = override.rstrip("/") if override else f"https://{region}-aiplatform.googleapis.com"
-        return f"{host}/v1/projects/{self.project}/locations/{region}/customJobs"
-
-    def logging(self) -> str:
-        return (
-            os.environ.get(f"{HOST_OVERRIDES}LOGGING", "https://logging.googleapis.com").rstrip("/")
-            + "/v2/entries:list"
-        )
+        return VERTEX.url(f"v1/projects/{self.project}/locations/{region}/customJobs", region=region)
 
     def create(self, region: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create a custom job, without retries: after a lost response the job may exist."""
-        return self._request("POST", self.vertex(region), body, None)
+        return self.request(VERTEX, "POST", self.vertex(region), body)
 
     def read(self, name: str) -> dict[str, Any]:
-        return self._with_retry("GET", self._named(name))
+        return self.request(VERTEX, "GET", self._named(name))
 
     def cancel(self, name: str) -> None:
-        self._with_retry("POST", f"{self._named(name)}:cancel", {})
+        self.request(VERTEX, "POST", f"{self._named(name)}:cancel", {}, idempotent=True)
 
     def list_jobs(self, region: str, where: str) -> Iterator[dict[str, Any]]:
         """Yield every job that matches a filter in Google's syntax."""
-        query = {"filter": where, "pageSize": "100"}
-        while True:
-            page = self._with_retry("GET", self.vertex(region), None, query)
+        for page in self.pages(VERTEX, self.vertex(region), query={"filter": where, "pageSize": "100"}):
             yield from page.get("customJobs", [])
-            if not page.get("nextPageToken"):
-                return
-            query = {**query, "pageToken": page["nextPageToken"]}
 
     def probe(self, region: str) -> None:
         """Check that the region accepts requests, by listing at most one job."""
-        self._with_retry("GET", self.vertex(region), None, {"pageSize": "1"})
+        self.request(VERTEX, "GET", self.vertex(region), query={"pageSize": "1"})
 
     def image(self, project: str, location: str, repository: str, name: str, kind: str, version: str) -> None:
         """Raise NotFound unless Artifact Registry has the image. `kind` is tags, or versions for a digest."""
-        host = os.environ.get(f"{HOST_OVERRIDES}ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com").rstrip(
-            "/"
-        )
-        folder = f"{host}/v1/projects/{project}/locations/{location}/repositories/{repository}"
+        folder = f"v1/projects/{project}/locations/{location}/repositories/{repository}"
+        url = ARTIFACT_REGISTRY.url(f"{folder}/packages/{quote(name, safe='')}/{kind}/{version}")
         # No retries: an unreachable registry must not delay training.
-        self._request("GET", f"{folder}/packages/{quote(name, safe='')}/{kind}/{version}", None, None)
+        self.request(ARTIFACT_REGISTRY, "GET", url, idempotent=False)
 
     def entries(self, where: str, *, limit: int = 10_000, newest: bool = False) -> Iterator[dict[str, Any]]:
         """Yield entries of Cloud Logging, oldest first unless `newest`."""
@@ -106,139 +58,17 @@ class Client:
             "orderBy": "timestamp desc" if newest else "timestamp asc",
             "pageSize": min(limit, 1000),
         }
-        while limit > 0:
-            page = self._with_retry("POST", self.logging(), body)
+        for page in self.pages(LOGGING, LOGGING.url("v2/entries:list"), body=body):
             found = page.get("entries", [])[:limit]
             yield from found
             limit -= len(found)
-            if not page.get("nextPageToken"):
+            if limit <= 0:
                 return
-            body = {**body, "pageToken": page["nextPageToken"]}
 
     def _named(self, name: str) -> str:
         """Return the URL of a job, given its name projects/P/locations/R/customJobs/ID."""
         parts = name.split("/")
         return f"{self.vertex(parts[3])}/{parts[5]}"
-
-    def _with_retry(
-        self, method: str, url: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
-        def ask() -> dict[str, Any]:
-            try:
-                return self._request(method, url, body, query)
-            except Unreachable as error:
-                raise Transient(error.problem.what) from error
-
-        try:
-            return retry_transient(ask, self.retry)
-        except Transient as error:
-            raise Unreachable(error.problem.what, fix="try again in a few minutes") from None
-
-    def _request(
-        self, method: str, url: str, body: Mapping[str, Any] | None, query: Mapping[str, str] | None
-    ) -> dict[str, Any]:
-        session = self._authorized()
-        failures, requests = import_module("google.auth.exceptions"), import_module("requests")
-        try:
-            answer = session.request(method, url, json=body, params=query, timeout=REQUEST_TIMEOUT_S)
-        except failures.RefreshError as error:
-            fix = "gcloud auth application-default login"
-            raise ApiError(f"Google refuses the credentials: {error}", status="UNAUTHENTICATED", fix=fix) from error
-        except (failures.TransportError, requests.ConnectionError, requests.Timeout) as error:
-            raise Unreachable(f"Google does not answer: {_shorten(str(error))}") from error
-        if answer.status_code == 200:
-            content: dict[str, Any] = answer.json()
-            return content
-        raise api_error(answer.status_code, answer.text, self.project)
-
-    def _authorized(self) -> Any:
-        if self._session is None:
-            try:
-                transport = import_module("google.auth.transport.requests")
-            except ImportError:
-                raise MissingExtra("gcp", needed_for="Vertex AI as a target") from None
-            from headway.storage.gcs import google_credentials
-
-            try:
-                credentials, _ = google_credentials(SCOPE)
-            except Denied as error:
-                raise ApiError(error.problem.what, status="UNAUTHENTICATED", fix=error.problem.fix) from error
-            self._session = transport.AuthorizedSession(credentials)
-        return self._session
-
-
-def api_error(code: int, text: str, project: str) -> ApiError:
-    """Turn an HTTP error response into an ApiError with a command that helps."""
-    status, message = _error_body(text)
-    if code in (408, 500, 502, 503, 504):
-        return Unreachable(f"Google answers {code}: {_shorten(message)}", status=status, message=message)
-    for pattern, kind, what, fix in _ERROR_RULES:
-        if re.search(pattern, f"{code} {status} {message}", re.IGNORECASE):
-            short = what or f"Vertex AI: {_shorten(message)}"
-            return kind(short, status=status, message=message, fix=fix.format(project=project))
-    return ApiError(f"Vertex AI answers {code}: {_shorten(message)}", status=status, message=message)
-
-
-_ROLE = "gcloud projects add-iam-policy-binding {project} --member=user:$(gcloud config get account) --role=roles/"
-_QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project={project}&service=aiplatform.googleapis.com"
-# (pattern in the response, error class, message, fix). The first match wins.
-_ERROR_RULES: tuple[tuple[str, type[ApiError], str, str], ...] = (
-    (r"^404 ", NotFound, "", ""),
-    (
-        r"^401 ",
-        ApiError,
-        "no Google credentials were found",
-        "gcloud auth application-default login",
-    ),
-    (
-        r"SERVICE_DISABLED|has not been used in project|it is disabled",
-        ApiError,
-        "the API is not enabled in this project",
-        "gcloud services enable aiplatform.googleapis.com logging.googleapis.com --project={project}",
-    ),
-    (
-        r"iam\.serviceAccounts\.actAs|act as service account",
-        ApiError,
-        "",
-        _ROLE + "iam.serviceAccountUser",
-    ),
-    (r"^403 .*logging\.", ApiError, "", _ROLE + "logging.viewer"),
-    (r"^403 ", ApiError, "", _ROLE + "aiplatform.user"),
-    (
-        r"^429 |RESOURCE_EXHAUSTED|quota",
-        OutOfCapacity,
-        "",
-        f"ask for more at {_QUOTAS}; or give the target's entry a `fallback`",
-    ),
-    (
-        r"(?:machine|accelerator)[^.]*not (?:supported|available)|not available in (?:this )?(?:region|location|zone)",
-        OutOfCapacity,
-        "",
-        "another region or machine; or give the target's entry a `fallback`",
-    ),
-    (
-        r"image.*(?:not found|not exist)|(?:not found|not exist).*image",
-        ApiError,
-        "",
-        "headway image --push; or mend image.uri",
-    ),
-)
-
-
-def _error_body(text: str) -> tuple[str, str]:
-    """Parse status and message from a response that may not be JSON."""
-    import json
-
-    try:
-        error = json.loads(text)["error"]
-        details = " ".join(str(detail.get("reason", "")) for detail in error.get("details", []))
-        return str(error.get("status", "")), f"{error.get('message', '')} {details}".strip()
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return "", text.strip()
-
-
-def _shorten(text: str) -> str:
-    return " ".join(text.split())[:400]
 
 
 # Cloud Logging: output from before the supervisor runs, and Vertex AI's own messages. From then on the run folder has
@@ -274,16 +104,14 @@ class CloudLogReader:
 
 def follow(reader: CloudLogReader, until: Callable[[], bool], *, sleep: Callable[[float], None]) -> Iterator[LogLine]:
     """Follow the lines until `until`: the supervisor has started to write, or no more lines will come."""
-    waited = QUERY_S
-    while True:
+    queried_at = -QUERY_S
+    for waited_s in poll(POLL_S, sleep=sleep):
         last = until()
-        if last or waited >= QUERY_S:
+        if last or waited_s - queried_at >= QUERY_S:
             yield from reader.read_new()
-            waited = 0.0
+            queried_at = waited_s
         if last:
             return
-        sleep(POLL_S)
-        waited += POLL_S
 
 
 def last_output(client: Client, job_id: str) -> str:
@@ -303,8 +131,8 @@ def line_of(entry: Mapping[str, Any]) -> LogLine:
     payload = entry.get("jsonPayload")
     text = payload.get("message", payload) if isinstance(payload, Mapping) else entry.get("textPayload", "")
     task = str(entry.get("resource", {}).get("labels", {}).get("task_name", ""))
-    said = f"{task}: {text}" if task else str(text)
-    return LogLine(rank=SUPERVISOR, time=str(entry.get("timestamp", "")), text=said.rstrip("\n"))
+    line = f"{task}: {text}" if task else str(text)
+    return LogLine(rank=SUPERVISOR, time=str(entry.get("timestamp", "")), text=line.rstrip("\n"))
 
 
 def _job_filter(job_id: str) -> str:

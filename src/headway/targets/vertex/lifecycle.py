@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from headway.core.errors import BadInput, Conflict, HeadwayError, TargetError
+from headway.core.retry import Backoff, RetryPolicy, poll_while, retry, wait_until
 from headway.core.types import Handle, Receipt, State
 from headway.packaging import build
 from headway.packaging.engine import Engine
@@ -22,11 +23,12 @@ from headway.rundir.layout import STOP
 from headway.rundir.status import END_RECORD_S, folder_of, grace_s, read_status_inputs
 from headway.rundir.submission import owner, user_at_host, utc_now
 from headway.storage import ABSENT, join, open_store
+from headway.storage.google import GoogleError, NotFound, OutOfCapacity, Unreachable
 from headway.storage.secrets import parse
 from headway.targets.local import processes
 from headway.targets.vertex import package, render
 from headway.targets.vertex.checks import secret_problem
-from headway.targets.vertex.client import ApiError, Client, NotFound, OutOfCapacity, Unreachable
+from headway.targets.vertex.client import Client
 from headway.targets.vertex.machines import Placement, job_placements
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.render import (
@@ -195,12 +197,11 @@ def take_down(client: Client, handle: Handle, list_jobs: ListJobs, sleep: Sleep)
     if any(job.state in RUNNING_STATES for job in remaining()):
         if _is_training(handle):
             _request_stop(handle)
-            for _ in _poll(lambda: _is_training(handle) and remaining(), _stop_wait_s(handle), sleep):
-                pass
+            wait_s = _stop_wait_s(handle)
+            wait_until(lambda: not (_is_training(handle) and remaining()), _backoff(), within_s=wait_s, sleep=sleep)
         if _ended_well(handle):  # its job is about to succeed by itself: do not record it as cancelled
-            for _ in _poll(remaining, LEAVING_S, sleep):
-                pass
-    for left in _poll(remaining, FORCE_S, sleep):
+            wait_until(lambda: not remaining(), _backoff(), within_s=LEAVING_S, sleep=sleep)
+    for left, _ in poll_while(remaining, _backoff(), within_s=FORCE_S, sleep=sleep):
         for job in left:
             if job.name not in cancelled and job.state != "JOB_STATE_CANCELLING":
                 cancelled.add(job.name)
@@ -248,12 +249,8 @@ def _stop_wait_s(handle: Handle) -> float:
     return lease.RENEW_S + grace_s(handle) + END_RECORD_S
 
 
-def _poll(remaining: Callable[[], object], within_s: float, sleep: Sleep) -> Iterator[list[Job]]:
-    began, pause = time.monotonic(), FIRST_POLL_S
-    while time.monotonic() - began < within_s and (left := remaining()):
-        yield left if isinstance(left, list) else []
-        sleep(pause)
-        pause = min(LONGEST_POLL_S, pause * 1.3)
+def _backoff() -> Backoff:
+    return Backoff(FIRST_POLL_S, LONGEST_POLL_S, factor=1.3)
 
 
 def _cancel(client: Client, job: Job) -> None:
@@ -261,7 +258,7 @@ def _cancel(client: Client, job: Job) -> None:
         client.cancel(job.name)
     except NotFound:
         pass
-    except ApiError:
+    except GoogleError:
         current = read(client, job.name)
         if current is not None and current.live:
             raise
@@ -333,28 +330,29 @@ def _body(plan: Plan, options: Options, placement: Placement, run: str) -> dict[
 def _create_in(client: Client, placement: Placement, body: Mapping[str, Any]) -> Job:
     """Create the job; after a lost response, retry only if a listing shows that no job was created."""
     start = str(body["labels"][render.START_LABEL])
-    for attempt in range(1, TRIES + 1):
+
+    def create() -> Job:
         try:
             return parse_job(client.create(placement.region, body))
         except Unreachable as error:
-            created = job_of_submission(client, placement.region, start)
-            if created is not None:
-                return created
-            if attempt == TRIES:
-                raise ApiError(error.problem.what, fix="try again in a few minutes") from error
-    raise AssertionError("the last try returns or raises")
+            created = job_of_submission(client, placement.region, start)  # if this fails too, nothing is retried
+            if created is None:
+                raise _NotCreated(error.problem.what, fix=error.problem.fix) from error
+            return created
+
+    return retry(create, RetryPolicy(tries=TRIES), on=_NotCreated)
+
+
+class _NotCreated(GoogleError):
+    """The response was lost, and a listing shows that no job was created."""
 
 
 def _wait_until_dequeued(client: Client, job: Job, within_s: float, sleep: Sleep) -> bool:
-    waited = 0.0
-    while waited < within_s:
-        pause = min(QUEUE_POLL_S, within_s - waited)
-        sleep(pause)
-        waited += pause
+    def dequeued() -> bool:
         now = read(client, job.name)
-        if now is not None and now.state not in ("JOB_STATE_QUEUED", "JOB_STATE_PENDING"):
-            return True
-    return False
+        return now is not None and now.state not in ("JOB_STATE_QUEUED", "JOB_STATE_PENDING")
+
+    return wait_until(dequeued, QUEUE_POLL_S, within_s=within_s, sleep=sleep)
 
 
 def _no_capacity(refusals: list[str], error: OutOfCapacity) -> OutOfCapacity:

@@ -31,7 +31,7 @@ MODULE = f"{NAME}.task"
 _EXTRA = re.compile(r"""\s*(?:and\s+)?extra\s*==\s*['"]([\w-]+)['"](?:\s+and)?\s*""")
 
 _TASK = f'''\
-"""What Vertex AI starts."""
+"""The entry point that Vertex AI starts."""
 from pathlib import Path
 
 from {NAME} import boot
@@ -210,14 +210,14 @@ def notes(uri: str, today: date) -> Iterator[str]:
     if image is None:
         return
     if image.name not in IMAGES:
-        yield f"image: {image.name} is not in the table of {AS_OF}; Vertex AI says whether it can be had"
+        yield f"image: {image.name} is not in the table of {AS_OF}: whether it exists is known at launch"
     elif image.ends is not None and image.ends < today:
         yield (
             f"image: {image.name} is past its end ({image.ends}): Google no longer maintains it and may remove it; "
-            "mode: container with an image of your own is the way out"
+            "use mode: container with your own image"
         )
     elif image.ends is not None:
-        yield f"image: {image.name} can be had until {image.ends}"
+        yield f"image: {image.name} is available until {image.ends}"
 
 
 def _registry_location(region: str) -> str:

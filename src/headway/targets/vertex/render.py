@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.core.plan import RUN
+from headway.core.program import is_foreign_image
 from headway.core.types import OWNER, OWNER_NAME, Request
-from headway.packaging import build
-from headway.packaging.dockerfile import CODE_DIR, SUPERVISOR, ImageSpec, image_of_plan
+from headway.packaging import build, dependencies
+from headway.packaging.dockerfile import CODE_DIR, SUPERVISOR, AnyImage, image_of_plan
 from headway.packaging.requirements import extras
 from headway.rundir.status import run_url
 from headway.storage import join
@@ -91,7 +92,7 @@ def image_of(plan: Plan, options: Options, placement: Placement) -> str:
     return str(ready or package.default_uri(accelerated=placement.accelerator is not None, region=placement.region))
 
 
-def image_to_build(plan: Plan, options: Options) -> ImageSpec | None:
+def image_to_build(plan: Plan, options: Options) -> AnyImage | None:
     """Return the image that this machine must still build and push; None if there is none."""
     if options.mode != "container" or plan.job.get("image", {}).get("uri"):
         return None
@@ -123,26 +124,32 @@ def _package_requests(plan: Plan, options: Options) -> list[Request]:
 
 
 def _job_requests(plan: Plan, options: Options) -> list[Request]:
-    made = []
+    made, outputs = [], str(plan.job["outputs"])
     for number, placement in enumerate(job_placements(plan.job, options), start=1):
         mark = "" if number == 1 else f"-{number}"
         body = custom_job(plan, options, placement)
         sent = {"method": "POST", "url": url_of(placement.region, options), "body": body}
         made.append(Request(name=f"custom-job{mark}.json", body=sent))
         made.append(
-            Request(name=f"job-spec{mark}.yaml", body={"text": _gcloud_command(body, options, placement, mark)})
+            Request(name=f"job-spec{mark}.yaml", body={"text": _gcloud_config(body, options, placement, mark, outputs)})
         )
     return made
 
 
-def _gcloud_command(body: Mapping[str, Any], options: Options, placement: Placement, mark: str) -> str:
-    """Return the job spec as a file for `gcloud ai custom-jobs create --config`. JSON is valid YAML."""
-    pairs = ",".join(f"{name}={value}" for name, value in body["labels"].items())
+def _gcloud_config(body: Mapping[str, Any], options: Options, placement: Placement, mark: str, outputs: str) -> str:
+    """Return the job spec as a file for `gcloud ai custom-jobs create --config`. JSON is valid YAML.
+
+    `plan --render` writes the name of the next run in place of `{RUN}`.
+    """
+    launch_time = (EXPIRES, START, OWNER, OWNER_NAME)  # `headway run` adds these labels
+    pairs = ",".join(f"{name}={value}" for name, value in body["labels"].items() if value not in launch_time)
+    key = f" --kms-key={options.kms_key}" if options.kms_key else ""
     about = [
         f"# {placement}. The same as custom-job{mark}.json, for gcloud:",
         f"# gcloud ai custom-jobs create --project={options.project} --region={placement.region} \\",
-        f"#   --display-name={body['displayName']} --labels={pairs} --config=job-spec{mark}.yaml",
-        "# `headway run` writes the run's folder first, and puts its name where {RUN} stands.",
+        f"#   --display-name={body['displayName']} --labels={pairs}{key} --config=job-spec{mark}.yaml",
+        f"# The job reads its plan and code from {run_url(outputs, RUN)} and {outputs}/code: `headway run` writes both",
+        "# and then creates this job. Created by gcloud alone, it ends with the message that the plan is missing.",
     ]
     return "\n".join([*about, json.dumps(body["jobSpec"], indent=2, ensure_ascii=False, sort_keys=True)]) + "\n"
 
@@ -214,7 +221,7 @@ def _program(plan: Plan, options: Options, placement: Placement) -> dict[str, An
         uris = [join(outputs, f"code/{plan.code.wheel}"), join(outputs, f"code/{package.file_name(plan)}")]
         spec = {"executorImageUri": image, "packageUris": uris, "pythonModule": package.MODULE, "env": env}
         return {"pythonPackageSpec": spec}
-    if plan.job.get("image", {}).get("uri"):
+    if is_foreign_image(plan.job):
         command = [options.python, "-c", package.boot_source()]
         return {"containerSpec": {"imageUri": image, "command": command, "env": env}}
     command = [options.python, "-m", SUPERVISOR]
@@ -232,7 +239,7 @@ def _environment(plan: Plan, options: Options) -> list[dict[str, str]]:
         # pip runs before the supervisor.
         **{name: str(value) for name, value in plan.job.get("env", {}).items() if name.startswith("PIP_")},
     }
-    if options.mode == "package" or plan.job.get("image", {}).get("uri"):
+    if options.mode == "package" or is_foreign_image(plan.job):
         values[SPEC] = json.dumps(_boot_spec(plan), sort_keys=True)
     else:
         values["HEADWAY_CODE_DIR"] = CODE_DIR
@@ -240,11 +247,15 @@ def _environment(plan: Plan, options: Options) -> list[dict[str, str]]:
 
 
 def _boot_spec(plan: Plan) -> dict[str, Any]:
+    needed = dependencies.of_record(plan.job)
+    own = {"listed": list(needed.listed), "install": needed.install} if needed.listed or needed.install else {}
     return {
+        **own,
         "code": plan.code.sha256,
         "wheel": plan.code.wheel,
         "wheel_sha256": plan.code.wheel_sha256,
-        "requirements": plan.job.get("requirements"),
-        "needs": package.requirements(extras(plan.job)),
+        "requirements": needed.requirements,
+        "needs": [] if plan.code.runtime else package.requirements(extras(plan.job)),
         "setup": [str(command) for command in plan.job.get("setup", ())],
+        **({"runtime": plan.code.runtime} if plan.code.runtime else {}),
     }

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import BadInput, HeadwayError, Problem, RunBusy
 from headway.core.plan import Limits
-from headway.core.types import ORIGIN, Finding, Handle, LogLine, Receipt, Request, State, Status
+from headway.core.types import ORIGIN, Finding, Handle, LogLine, Receipt, Request, State, Status, Target
+from headway.packaging.dockerfile import PLATFORM
 from headway.packaging.engine import Engine
 from headway.packaging.engine import run as run_command
 from headway.rundir.lease import spent_s, with_remaining_budget
@@ -26,8 +27,9 @@ from headway.rundir.status import (
     release_dead_lease,
     run_url,
 )
+from headway.storage.google import GoogleError
 from headway.targets.vertex import checks, client, lifecycle, machines, render
-from headway.targets.vertex.client import ApiError, Client
+from headway.targets.vertex.client import Client
 from headway.targets.vertex.lifecycle import RUNNING_STATES
 from headway.targets.vertex.machines import placements, regions
 from headway.targets.vertex.options import Options
@@ -49,7 +51,7 @@ def region_problems(client: Client, where: list[str]) -> Iterator[Problem]:
     for region in where:
         try:
             client.probe(region)
-        except ApiError as error:
+        except GoogleError as error:
             yield Problem(what=error.problem.what, where=f"targets.region {region}", fix=error.problem.fix)
 
 
@@ -61,7 +63,7 @@ def findings(client: Client, options: Options, job: Job) -> Iterator[Finding]:
             client.probe(region)
             running = lifecycle.live_jobs(client, [region])
             yield Finding("ok", f"Vertex AI answers for {client.project} in {region}; {len(running)} live runs there")
-        except ApiError as error:
+        except GoogleError as error:
             yield Finding("bad", f"{region}: {error.problem.what}", error.problem.fix)
     yield _logging_finding(client)
     yield Finding("ok", "it would go to " + ", then ".join(map(str, placements(job.resources, options))))
@@ -93,7 +95,7 @@ QUERY_S = 15.0  # … and of Vertex AI
 
 
 @dataclass(frozen=True, slots=True)
-class VertexTarget:
+class VertexTarget(Target):
     options: Options = DEFAULTS
     engine: Engine = run_command  # builds and pushes images
     today: Callable[[], date] = date.today
@@ -107,10 +109,11 @@ class VertexTarget:
         """Return remarks for the plan that do not stop the job."""
         return [*checks.notes(job, self.options, self.today()), *machines.notes(job, self.options)]
 
-    def online(self, job: Job) -> list[Problem]:
+    def online(self, plan: Plan) -> list[Problem]:
         """Find problems that only Google can report: refused access in a region of the run, and a missing image."""
+        uri = (plan.job.get("image") or {}).get("uri")
         refusals = list(region_problems(self._client(), regions(self.options)))
-        missing_image = checks.image_problem(self._client(), job.image.uri) if job.image.uri and not refusals else None
+        missing_image = checks.image_problem(self._client(), uri) if uri and not refusals else None
         return refusals if missing_image is None else [missing_image]
 
     def doctor(self, job: Job) -> Iterator[Finding]:
@@ -142,6 +145,9 @@ class VertexTarget:
         second = f"Vertex AI's own timeout of {limit / 3600:.4g} h, each submission"
         return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=self.options.grace, second=second)
 
+    def image_platform(self, job: Job) -> str:
+        return PLATFORM if self.options.mode == "container" else ""
+
     def cpus(self, job: Job, ranks: int) -> int:
         """Return the CPUs per node that the ranks' threads share."""
         return machines.cpus_of(placements(job.resources, self.options)[0].machine)
@@ -172,7 +178,7 @@ class VertexTarget:
         # Query Vertex AI before reading the folder: a job that has ended by then writes nothing more.
         try:
             job: lifecycle.Job | None = self._newest(handle)
-        except ApiError as error:
+        except GoogleError as error:
             return read_status_inputs(folder_of(handle)).end or _status_from_folder(handle, error)
         inputs = read_status_inputs(folder_of(handle))
         if inputs.end is not None and inputs.end.state in FINAL_STATES:
@@ -195,7 +201,7 @@ class VertexTarget:
             release_dead_lease(handle)
         return receipt
 
-    def found(self) -> list[Handle]:
+    def list_runs(self) -> list[Handle]:
         live = {(job.url, job.owner): job for job in lifecycle.live_jobs(self._client(), regions(self.options))}
         return [
             Handle(target=KIND, run=job.run, url=job.url, details=_job_details(job)) for _, job in sorted(live.items())
@@ -264,7 +270,7 @@ class VertexTarget:
             return
         try:
             job = self._newest(handle)
-        except ApiError:
+        except GoogleError:
             return  # the run folder is read next
         if job is None:
             return
@@ -286,7 +292,7 @@ def _job_details(job: lifecycle.Job) -> dict[str, str]:
     return {"job": job.name, "expires": job.expires, "owner": job.owner, "owner_name": job.owner_name}
 
 
-def _status_from_folder(handle: Handle, api_error: ApiError) -> Status:
+def _status_from_folder(handle: Handle, api_error: GoogleError) -> Status:
     """Return the status from the run folder alone, with the reason why Vertex AI could not be queried."""
     status = StatusPoller(folder_of(handle)).status()
     reason = "; ".join(filter(None, (status.reason, api_error.problem.what)))

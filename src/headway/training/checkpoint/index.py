@@ -33,7 +33,7 @@ class FencedWriter:
     def require_lease(self) -> None:
         """Raise LeaseLost if a later attempt has begun."""
         if not self._holds_lease():
-            raise LeaseLost("this run was taken over by another start of it", where=self._store.url)
+            raise LeaseLost("another attempt has taken over this run", where=self._store.url)
 
     def write(self, bodies: Mapping[str, bytes]) -> None:
         """Write the objects in order, each only over the version it had before the last check of the lease.
@@ -209,7 +209,7 @@ def read_index(store: Store) -> list[CheckpointEntry] | None:
         if problem is None:
             return [CheckpointEntry(**{**entry, "names": tuple(entry["names"])}) for entry in record["kept"]]
     except (KeyError, TypeError):
-        problem = "it does not say which checkpoints there are"
+        problem = "it does not list the checkpoints"
     raise CheckpointDamaged(f"{INDEX_KEY} is damaged: {problem}") from None
 
 

@@ -64,7 +64,7 @@ def load_torch_file(body: bytes, where: str) -> dict[str, Tensor]:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise BadInput("the file holds no state dict", where=where, fix="save model.state_dict() and nothing else")
+        raise BadInput("the file does not contain a state dict", where=where, fix="save only model.state_dict()")
     return {str(name).removeprefix("module."): value for name, value in found.items()}
 
 
@@ -97,6 +97,6 @@ def _weights_in_folder(store: Store, url: str) -> dict[str, Tensor]:
     best = index.newest_best
     loaded = reader.load_newest([]) if best is None else reader.load(best)
     if loaded is None or "model" not in loaded.state:
-        raise BadInput("this run has no checkpoint with a model in it", where=url)
+        raise BadInput("this run has no checkpoint that contains a model", where=url)
     found: dict[str, Tensor] = loaded.state["model"]
     return found

@@ -72,22 +72,24 @@ class CheckpointManager:
         self, session: Session, flush_metrics: Callable[[int], None], modules: Sequence[nn.Module] = ()
     ) -> None:
         self._session = session
-        job, world = session.identity.job, session.identity.world
+        job, world = session.rank_info.job, session.rank_info.world
         self.position, self.scores = TrainState(), Scores()
         self.schedule = CheckpointSchedule(job.checkpoint, spot=job.resources.spot)
         self.objects: dict[str, Any] = {}
         self.weight_check = WeightCheck(modules, self.objects)
         self.data: dict[str, Any] = {}  # the dataset's fingerprint and length
+        self.read_data_state: Callable[[TrainState], list[str] | None] = lambda position: None  # one text per rank
+        self.data_state: list[str] | None = None  # as restored
         self._index = CheckpointIndex(
             session.store,
             job.checkpoint,
-            holds_lease=lambda: lease_is_ours(session.store, session.identity.attempt),
+            holds_lease=lambda: lease_is_ours(session.store, session.rank_info.attempt),
         )
         self._reader = CheckpointReader(session.store, log=session.log)
         self.environment = determinism.describe_environment(world, session.device)
         self.writer = AsyncCheckpointWriter(
             session.store,
-            RankSlot(rank=world.rank, ranks=world.size, attempt=session.identity.attempt),
+            RankSlot(rank=world.rank, ranks=world.size, attempt=session.rank_info.attempt),
             self._index,
             session.control,
             environment=self.environment,
@@ -137,12 +139,12 @@ class CheckpointManager:
         choice = -2.0 if problem else float(loaded.step) if loaded else -1.0
         choice = session.group.broadcast([choice])[0]
         for damage in damaged:
-            log_line(f"the checkpoint of step {damage.step} is damaged and was passed over: {damage.why}")
+            log_line(f"the checkpoint of step {damage.step} is damaged and was skipped: {damage.why}")
             session.event("damaged", step=damage.step, why=damage.why)
             self._index.exclude(damage.step)
         if problem is not None:
             raise problem
-        if session.is_first and lease_is_ours(session.store, session.identity.attempt):
+        if session.is_first and lease_is_ours(session.store, session.rank_info.attempt):
             self._reader.retry(self._index.rewrite)
             remove_stale_files(session.store)
         if choice == -2:
@@ -157,19 +159,21 @@ class CheckpointManager:
         try:
             return self._reader.load(step)
         except CheckpointDamaged as damage:
-            raise NoCheckpoint(f"rank 0 could read the checkpoint of step {step}, this one not: {damage}") from None
+            raise NoCheckpoint(
+                f"rank 0 could read the checkpoint of step {step}, but this rank could not: {damage}"
+            ) from None
 
     def _check_no_commit_lost(self) -> None:
         """Raise NoCheckpoint if the events record a commit although no checkpoint is left."""
         from headway.rundir.layout import RunFolder
 
         session = self._session
-        if session.identity.attempt <= 1:
+        if session.rank_info.attempt <= 1:
             return
         commits = [event for event in RunFolder(session.store).events() if event.get("kind") == "checkpoint"]
         if commits:
             raise NoCheckpoint(
-                f"attempt {commits[-1]['attempt']} committed step {commits[-1].get('step')}, and no checkpoint is left",
+                f"attempt {commits[-1]['attempt']} committed step {commits[-1].get('step')}, but no checkpoint is left",
                 where=f"{session.store.url}/checkpoints",
                 fix="restore the files, or start a new run: this one would start again from step 0",
             )
@@ -179,7 +183,9 @@ class CheckpointManager:
         run_state = state.pop("run")
         missing, extra = sorted(self.objects.keys() - state.keys()), sorted(state.keys() - self.objects.keys())
         if missing or extra:
-            words = [f"it lacks {name}" for name in missing] + [f"nothing was given for its {name}" for name in extra]
+            words = [f"it lacks {name}" for name in missing] + [
+                f"run.restore was not given its {name}" for name in extra
+            ]
             raise BadInput(
                 f"the checkpoint of step {loaded.step} does not fit: {', '.join(words)}",
                 fix="give run.restore the same names as when it was written",
@@ -188,6 +194,7 @@ class CheckpointManager:
             obj.load_state_dict(state[name])
         self.position = TrainState(**run_state["position"])
         self.scores = Scores(**run_state["scores"])
+        self.data_state = run_state.get("data_state")
         self._start_position = self._position_key
         self._compare(run_state, loaded)
 
@@ -200,13 +207,13 @@ class CheckpointManager:
             )
             self._session.event("changed", what=changed)
         if run_state["data"] and self.data and run_state["data"] != self.data:
-            self._session.log(f"the data is not what the checkpoint saw: {run_state['data']} → {self.data}")
+            self._session.log(f"the data has changed since the checkpoint: {run_state['data']} → {self.data}")
             self._session.event("changed", what=["data"])
             if self.position.batch and run_state["data"].get("steps") != self.data.get("steps"):
                 raise BadInput(
-                    f"the checkpoint stands in the middle of an epoch (batch {self.position.batch}) of "
+                    f"the checkpoint is in the middle of an epoch (batch {self.position.batch}) of "
                     f"{run_state['data'].get('steps')} batches, which now has {self.data.get('steps')}",
-                    fix="bring back the data and batch size, or start a new run with init_from",
+                    fix="restore the data and batch size, or start a new run with init_from",
                 )
 
     # Save
@@ -224,7 +231,7 @@ class CheckpointManager:
         If it is, and `keep_best` is set, the next checkpoint gets this name.
         """
         better = self.scores.record(name, value, self.position.step)
-        if better and self._session.identity.job.checkpoint.keep_best:
+        if better and self._session.rank_info.job.checkpoint.keep_best:
             self.name_next(name, value)
         return better
 
@@ -288,7 +295,7 @@ class CheckpointManager:
         if found is not None:
             name, what = found
             raise RunFailed(
-                f"{name} holds {what}: this state is neither kept nor exported, an earlier checkpoint stands",
+                f"{name} contains {what}: this state is neither saved nor exported; earlier checkpoints are kept",
                 where=f"step {self.position.step}",
                 fix="lower the learning rate or clip gradients (clip=1.0), and start again from the newest checkpoint",
             )
@@ -328,7 +335,14 @@ class CheckpointManager:
         return self.position.step, self.position.stage, self.position.passed, self.position.batch
 
     def _state(self) -> dict[str, Any]:
-        run_state = {"position": self.position.as_dict(), "scores": self.scores.as_dict(), "data": dict(self.data)}
+        run_state: dict[str, Any] = {
+            "position": self.position.as_dict(),
+            "scores": self.scores.as_dict(),
+            "data": dict(self.data),
+        }
+        data_state = self.read_data_state(self.position)
+        if data_state is not None:
+            run_state["data_state"] = data_state
         return {**{name: obj.state_dict() for name, obj in self.objects.items()}, "run": run_state}
 
     def _replicated(self, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -348,7 +362,7 @@ class CheckpointManager:
 def _check(objects: Mapping[str, Any]) -> None:
     for name, obj in objects.items():
         if name in RESERVED or "/" in name:
-            raise BadInput(f"{name!r} cannot be the name of something to restore", fix="call it something else")
+            raise BadInput(f"run.restore cannot use the reserved name {name!r}", fix="choose another name")
         if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
             raise BadInput(
                 f"{name} ({type(obj).__name__}) has no state_dict and load_state_dict",

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from headway.core.errors import Denied, NoBucket, NoCheckpoint, NotThere, StoreError
+from headway.core.retry import NO_LIMIT, RetryPolicy, retry
 from headway.rundir.layout import checkpoint_folder
 from headway.storage.base import Store
 from headway.training.checkpoint.index import CheckpointEntry, read_index
@@ -73,7 +74,7 @@ class CheckpointReader:
         try:
             entries = {entry.step: entry for entry in self.retry(lambda: read_index(self._store)) or ()}
         except CheckpointDamaged as damage:
-            self._log(f"{damage}; the manifests are read instead")
+            self._log(f"{damage}; reading the manifests instead")
             entries = {}
         newest = max(entries, default=-1)
         for step in self.retry(self._manifest_steps):
@@ -126,18 +127,22 @@ class CheckpointReader:
         if len(body) != file["bytes"]:
             raise CheckpointDamaged(f"{key} has {len(body)} bytes of {file['bytes']}")
         if hashlib.sha256(body).hexdigest() != file["sha256"]:
-            raise CheckpointDamaged(f"{key} is not what was written: its checksum differs")
+            raise CheckpointDamaged(f"the checksum of {key} differs")
         return body
 
     def _read(self, key: str) -> bytes:
-        """Read an object. Retries for `stale_for_s`, as a stale listing or cache may hide it; then raises Damaged."""
-        for pause in (*_pauses(self._stale_for_s), None):
-            try:
-                return self.retry(lambda: self._store.read(key))
-            except NotThere:
-                if pause is not None:
-                    self._sleep(pause)
-        raise CheckpointDamaged(f"{key} is missing")
+        """Read an object. Retries for `stale_for_s`, as a stale listing or cache may hide it; then raises
+        CheckpointDamaged.
+        """
+        try:
+            return retry(
+                lambda: self.retry(lambda: self._store.read(key)),
+                _policy(self._stale_for_s),
+                on=NotThere,
+                sleep=self._sleep,
+            )
+        except NotThere:
+            raise CheckpointDamaged(f"{key} is missing") from None
 
     def _manifest_steps(self) -> list[int]:
         found = (_MANIFEST.search(entry.key) for entry in self._store.list("checkpoints/"))
@@ -159,24 +164,22 @@ class CheckpointReader:
         NotThere, Denied and NoBucket are responses and raised at once.
         """
         logged = False
-        for pause in (*_pauses(self._try_for_s), None):
-            try:
-                return operation()
-            except (NotThere, Denied, NoBucket):
-                raise
-            except StoreError as error:
-                if pause is None:
-                    raise
-                if not logged:
-                    self._log(f"the store does not answer, trying again: {error}")
-                    logged = True
-                self._sleep(pause)
-        raise AssertionError("unreachable")
+
+        def report(error: Exception) -> None:
+            nonlocal logged
+            if not logged:
+                self._log(f"the store does not respond, retrying: {error}")
+                logged = True
+
+        return retry(
+            operation,
+            _policy(self._try_for_s),
+            on=StoreError,
+            unless=(NotThere, Denied, NoBucket),
+            on_failure=report,
+            sleep=self._sleep,
+        )
 
 
-def _pauses(total_s: float) -> Iterator[float]:
-    pause, spent = 0.1, 0.0
-    while spent < total_s:
-        yield pause
-        spent += pause
-        pause = min(10.0, pause * 1.7)
+def _policy(total_s: float) -> RetryPolicy:
+    return RetryPolicy(tries=NO_LIMIT, total_s=total_s, first_pause_s=0.1, longest_pause_s=10.0, factor=1.7)

@@ -118,7 +118,7 @@ def _scalar(value: Any, path: str) -> Any:
 
 def _unsupported(value: Any, path: str) -> BadInput:
     return BadInput(
-        f"state holds a {type(value).__name__}, which a checkpoint cannot keep",
+        f"the state contains a {type(value).__name__}, which a checkpoint cannot store",
         where=path,
         fix="let state_dict() return tensors, numbers, strings, lists and dictionaries",
     )
@@ -154,7 +154,7 @@ def verify_checksum(body: bytes, key: str) -> dict[str, Any]:
     except (ValueError, RecursionError):  # a lone surrogate, or nested deeper than we ever write: not our file
         found = None
     if checksum is None or checksum != found:
-        raise CheckpointDamaged(f"{key} is not what was written: its checksum differs")
+        raise CheckpointDamaged(f"the checksum of {key} differs")
     return record
 
 

@@ -140,7 +140,7 @@ def _dtype_name(tensor: Tensor, name: str) -> str:
     try:
         return _NAMES[tensor.dtype]
     except KeyError:
-        raise BadInput(f"a checkpoint cannot keep {tensor.dtype}", where=name) from None
+        raise BadInput(f"a checkpoint cannot store {tensor.dtype}", where=name) from None
 
 
 def total_bytes(tensors: Sequence[Tensor]) -> int:

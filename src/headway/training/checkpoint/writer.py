@@ -8,6 +8,7 @@ polls the store for the other ranks' part records. A checkpoint without a manife
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import threading
@@ -19,7 +20,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from headway.core.errors import NotThere, StoreError
+from headway.core.errors import HeadwayError, NotThere, StoreError
+from headway.core.retry import NO_LIMIT, Backoff, RetryPolicy, poll, retry
 from headway.rundir.layout import checkpoint_folder
 from headway.rundir.lease import LeaseLost
 from headway.storage.base import Store
@@ -49,27 +51,23 @@ class StoreRetry:
         self._control, self._give_up, self._sleep = control, give_up, sleep
 
     def __call__(self, operation: Callable[[], Result]) -> Result:
-        pause, since = FIRST_PAUSE_S, time.monotonic()
-        failed = False
-        while True:
-            try:
-                result = operation()
-            except NotThere:
-                raise
-            except StoreError as error:
-                if not failed:
-                    failed = True
-                    log_line(f"the store does not answer, training goes on and this is tried again: {error}")
-                    self._control.event("store_down", error=str(error))
-                self._give_up(str(error))
-                self._sleep(pause)
-                pause = min(MAX_PAUSE_S, pause * 2)
-            else:
-                if failed:
-                    seconds = round(time.monotonic() - since, 1)
-                    log_line(f"the store answers again after {seconds} s")
-                    self._control.event("store_back", seconds=seconds)
-                return result
+        since, failed = time.monotonic(), False
+
+        def report(error: Exception) -> None:
+            nonlocal failed
+            if not failed:
+                failed = True
+                log_line(f"the store does not respond; training continues while Headway retries: {error}")
+                self._control.event("store_down", error=str(error))
+            self._give_up(str(error))
+
+        policy = RetryPolicy(tries=NO_LIMIT, total_s=math.inf, first_pause_s=FIRST_PAUSE_S, longest_pause_s=MAX_PAUSE_S)
+        result = retry(operation, policy, on=StoreError, unless=(NotThere,), on_failure=report, sleep=self._sleep)
+        if failed:
+            seconds = round(time.monotonic() - since, 1)
+            log_line(f"the store responds again after {seconds} s")
+            self._control.event("store_back", seconds=seconds)
+        return result
 
 
 _POLL_S = (0.02, 1.0)  # first and longest interval at which rank 0 polls for parts
@@ -140,7 +138,7 @@ class AsyncCheckpointWriter:
         self._free: list[StagingBuffer] = []
         self._closed = False
         self._abandon_at: float | None = None
-        self.lease_lost: LeaseLost | None = None
+        self.failure: HeadwayError | None = None  # LeaseLost, or a bug of ours: no more checkpoints are written
         self.committed = -1  # the newest step whose manifest is written
         self.last_seconds = 0.0  # how long the newest took to write, including its manifest
         self._thread = threading.Thread(target=self._run, name="headway-saver", daemon=True)
@@ -216,8 +214,8 @@ class AsyncCheckpointWriter:
             if timeout_s is not None:
                 self._abandon_at = time.monotonic() + timeout_s
             newest = self._waiting or self._writing
-            done = self._change.wait_for(lambda: not self.busy or self.lease_lost is not None, timeout_s)
-        return done and self.lease_lost is None and not (newest is not None and newest.given_up)
+            done = self._change.wait_for(lambda: not self.busy or self.failure is not None, timeout_s)
+        return done and self.failure is None and not (newest is not None and newest.given_up)
 
     def close(self, timeout_s: float | None = None) -> None:
         self.drain(timeout_s)
@@ -234,7 +232,7 @@ class AsyncCheckpointWriter:
         with self._change:
             if self._waiting is not None and not self._replaceable(self._waiting.request, request):
                 log_line(f"the store is slow: waiting for the checkpoint of step {self._waiting.request.step}")
-                self._change.wait_for(lambda: self._waiting is None or self.lease_lost is not None)
+                self._change.wait_for(lambda: self._waiting is None or self.failure is not None)
             if self._waiting is not None:
                 self._free.append(self._waiting.image)
                 self._waiting.done.set()
@@ -265,12 +263,12 @@ class AsyncCheckpointWriter:
                 self._write_checkpoint(snapshot)
             except GiveUp as reason:
                 snapshot.given_up = True
-                log_line(f"the checkpoint of step {snapshot.request.step} was given up: {reason}")
+                log_line(f"the checkpoint of step {snapshot.request.step} was not written: {reason}")
             except LeaseLost as lost:
-                self.lease_lost = lost
-            except BaseException as error:  # a bug must not end checkpoints silently while training goes on
-                self.lease_lost = LeaseLost(f"checkpoints cannot be written: {type(error).__name__}: {error}")
-                self.lease_lost.__cause__ = error
+                self.failure = lost
+            except BaseException as error:  # a bug must not end checkpoints silently while training continues
+                self.failure = HeadwayError(f"checkpoints cannot be written: {type(error).__name__}: {error}")
+                self.failure.__cause__ = error
                 raise
             finally:
                 self._finish(snapshot)
@@ -312,25 +310,22 @@ class AsyncCheckpointWriter:
 
         Raises GiveUp if a rank has skipped this checkpoint for a later one, or is too late.
         """
-        pause, longest = _POLL_S
-        give_up = time.monotonic() + PART_TIMEOUT_S
         found: dict[int, dict[str, Any]] = {}
         missing = list(range(1, self._slot.ranks))
-        while missing:
-            arrived = self._arrived_parts(request, missing[:MAX_PARALLEL])
-            found |= arrived
-            missing = [rank for rank in missing if rank not in arrived]
-            if arrived:
-                pause, _ = _POLL_S
-                continue
+        backoff = Backoff(*_POLL_S, factor=1.5)
+        for _ in poll(backoff, within_s=PART_TIMEOUT_S):
+            while arrived := self._arrived_parts(request, missing[:MAX_PARALLEL]):
+                found |= arrived
+                missing = [rank for rank in missing if rank not in arrived]
+                backoff.reset()
+            if not missing:
+                break
             rank, newer = missing[0], self._waiting
             if newer is not None and self._arrived_parts(newer.request, [rank]):
                 raise GiveUp(f"rank {rank} was already at step {newer.request.step}")
             self._check_give_up(f"rank {rank} has not written its part")
-            if time.monotonic() > give_up:
-                raise GiveUp(f"rank {rank} has not written its part in {PART_TIMEOUT_S:.0f} s")
-            time.sleep(pause)
-            pause = min(longest, pause * 1.5)
+        else:
+            raise GiveUp(f"rank {missing[0]} has not written its part in {PART_TIMEOUT_S:.0f} s")
         return {f"{self._slot.part(rank, request.turn)}.safetensors": found[rank] for rank in sorted(found)}
 
     def _arrived_parts(self, request: CheckpointRequest, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:

@@ -40,7 +40,7 @@ class ProcessGroup:
                     ) from error
                 raise TargetError(
                     f"rank {self.world.rank} of {self.world.size} could not join the process group: {error}",
-                    fix="look at the other ranks' logs: one of them did not start, or cannot be reached",
+                    fix="check the other ranks' logs: one of them did not start, or is unreachable",
                 ) from error
 
     def destroy_process_group(self) -> None:
@@ -84,6 +84,20 @@ class ProcessGroup:
             letters.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
         dist.broadcast(letters, 0)
         return bytes(letters.cpu().tolist()).decode()
+
+    def all_gather_text(self, text: str) -> list[str]:
+        """Return every rank's text, in the order of ranks."""
+        if self.world.size == 1:
+            return [text]
+        body = text.encode()
+        sizes = [0.0] * self.world.size
+        sizes[self.world.rank] = float(len(body))
+        sizes = self.all_reduce_sums(sizes)
+        mine = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self.device)
+        mine[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8).to(self.device)
+        found = [torch.empty_like(mine) for _ in sizes]
+        dist.all_gather(found, mine)
+        return [bytes(each[: int(size)].tolist()).decode() for each, size in zip(found, sizes, strict=True)]
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Broadcast rank 0's tensors to every rank, in place."""

@@ -90,14 +90,14 @@ def to_number(name: str, value: Any) -> Any:
     """Return a number, or a detached tensor that is read later, without synchronizing the device now."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise BadInput(f"{name} has {value.numel()} values, a metric is one", fix=f"log {name}.mean()")
+            raise BadInput(f"{name} has {value.numel()} values, but a metric is one number", fix=f"log {name}.mean()")
         return value.item() if value.device.type == "cpu" else value.detach()
     if isinstance(value, bool | int | float):
         return value
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise BadInput(f"{name} is a {type(value).__name__}, a metric is a number") from None
+        raise BadInput(f"{name} is a {type(value).__name__}, but a metric is a number") from None
 
 
 def _resolve_tensors(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class MetricsLogger:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._single_rank = session.identity.world.size == 1
+        self._single_rank = session.rank_info.world.size == 1
         self._metrics: MetricsBuffer | None = None
         self._reporter: Reporter | None = None
         self._trackers = Trackers()
@@ -137,7 +137,7 @@ class MetricsLogger:
             self._trackers = open_trackers(session, step)
             self._metrics = MetricsBuffer(
                 session.store,
-                session.identity.attempt,
+                session.rank_info.attempt,
                 step,
                 resume_attempt=resumed_attempt,
                 on_flushed=self._trackers.send,

@@ -103,7 +103,7 @@ class Reporter:
             self._warned = False
         except StoreError as error:  # nothing is lost: the next flush writes it
             if not self._warned:
-                log_line(f"metrics cannot be written yet: {error}")
+                log_line(f"metrics cannot be written now, retrying: {error}")
             self._warned = True
 
     def _report_once(self) -> None:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What `headway deploy --submit` does, by hand. Run it in this folder.
+# Does by hand what `headway deploy --submit` does. Run it in this folder.
 set -eu
 MODEL=$(gcloud ai models upload --project my-project --region us-central1 --display-name my-leaves --labels headway_deployment=my-leaves \
   --container-image-uri us-docker.pkg.dev/my-project/repo/leaves@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa --container-ports 8080 --container-predict-route /predict \

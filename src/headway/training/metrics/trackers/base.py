@@ -26,7 +26,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from headway.core.errors import HeadwayError
 from headway.core.plan import Plan
 from headway.core.platform import state_dir
-from headway.rundir.layout import INTENT, RunFolder
+from headway.core.program import program_text, program_words
+from headway.rundir.layout import SUBMISSION, RunFolder
 from headway.storage import local_path
 from headway.storage.base import Store
 from headway.training.rank_info import RankInfo
@@ -57,12 +58,12 @@ class Trackers:
 
 def open_trackers(session: Session, resume_step: int) -> Trackers:
     """Open the trackers that the job's `log_to` names, for an attempt that resumes from `resume_step`."""
-    names = session.identity.job.log_to
+    names = session.rank_info.job.log_to
     if not names:
         return Trackers()
 
     def run_info() -> TrackerRunInfo:
-        return tracker_run_info(session.store, session.identity, resume_step)
+        return tracker_run_info(session.store, session.rank_info, resume_step)
 
     return Trackers([TrackerClient(name, run_info, log=session.log, event=session.event) for name in names])
 
@@ -88,29 +89,29 @@ class TrackerRunInfo:
     """
 
     run: str
-    id: str  # the same for all attempts of a run, and unique among runs
+    id: str
     project: str
     url: str
-    folder: str  # files written here are mirrored to files/ in the run folder
+    folder: str
     attempt: int
     resume_step: int
     config: Mapping[str, Any]
-    facts: Mapping[str, Any]  # provenance of the numbers: image, command, code, plan
-    pid: int  # of rank 0, whose memory and CPU a tracker may show
+    facts: Mapping[str, Any]
+    pid: int
 
 
 class Tracker(Protocol):
     r"""Protocol of a tracker, open for one run. After any exception it counts as closed, and is opened again later.
 
-    A new tracker is one class, whose constructor takes a `TrackerRunInfo`, one entry in `headway.plugins.TRACKERS` and
-    its name among the values of `Job.log_to` in spec/model.py. It runs in a process of its own. `where` is an address
-    or a folder, for the log.
+    A new tracker is one class, whose constructor takes a `TrackerRunInfo`, and one entry in `headway.plugins.TRACKERS`;
+    the docstring of `headway.plugins` lists the files to regenerate then. It runs in a process of its own. `where` is
+    an address or a folder, for the log.
 
     Example:
         >>> from headway.training.metrics.trackers.base import Tracker
         >>> class Lines:
-        ...     def __init__(self, told):
-        ...         self.where = f"{told.folder}/lines.txt"
+        ...     def __init__(self, run_info):
+        ...         self.where = f"{run_info.folder}/lines.txt"
         ...         self._file = open(self.where, "w")
         ...     def knows(self, name, step):
         ...         return False
@@ -161,20 +162,20 @@ class Tracker(Protocol):
         """
 
 
-def tracker_run_info(store: Store, identity: RankInfo, resume_step: int) -> TrackerRunInfo:
+def tracker_run_info(store: Store, rank_info: RankInfo, resume_step: int) -> TrackerRunInfo:
     folder = RunFolder(store)
     plan = _plan(folder)
-    job = identity.job
+    job = rank_info.job
     return TrackerRunInfo(
-        run=identity.name,
-        id=f"{identity.name}-{_run_digest(folder, plan)}",
+        run=rank_info.name,
+        id=f"{rank_info.name}-{_run_digest(folder, plan)}",
         project=job.name,
         url=store.url,
-        folder=_tracker_folder(store.url, identity.name),
-        attempt=identity.attempt,
+        folder=_tracker_folder(store.url, rank_info.name),
+        attempt=rank_info.attempt,
         resume_step=resume_step,
         config=dict(job.config),
-        facts={**provenance(plan), "ranks": identity.world.size},
+        facts={**provenance(plan), "ranks": rank_info.world.size},
         pid=os.getpid(),
     )
 
@@ -183,11 +184,10 @@ def provenance(plan: Plan) -> dict[str, Any]:
     """Return the exact provenance of a run's numbers. Contains no secrets, because a plan has none."""
     job = plan.job
     image = (job.get("image") or {}).get("uri")
-    program = [f"recipe {job['recipe']}"] if job.get("recipe") else [str(job.get("script")), *map(str, job["args"])]
     return {
         "image": image,
         "image_digest": image.partition("@")[2] or None if image else None,
-        "command": program[0] if job.get("recipe") else shlex.join(program),
+        "command": program_text(job) if job.get("recipe") else shlex.join(program_words(job)),
         "code_sha256": plan.code.sha256,
         "plan_sha256": plan.hash,
         "data": dict(plan.data),
@@ -204,7 +204,7 @@ def _plan(folder: RunFolder) -> Plan:
 
 def _run_digest(folder: RunFolder, plan: Plan) -> str:
     """Distinguish runs of the same name: a tracker still has the one that was deleted here."""
-    created = (folder.read_json(INTENT) or {}).get("created_at")
+    created = (folder.read_json(SUBMISSION) or {}).get("created_at")
     return hashlib.sha256(f"{created}\0{plan.hash}".encode()).hexdigest()[:8]
 
 
@@ -265,7 +265,7 @@ class TrackerClient:
         """Wait for the tracker to end; kill it after the timeout."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._log(f"{self._name} was not done in time; the run folder has everything")
+            self._log(f"{self._name} did not finish in time; the run folder has all metrics")
             process, self._given_up = self._process, True
             if process is not None:
                 process.kill()
@@ -308,10 +308,10 @@ class TrackerClient:
         where = process.request(asdict(run_info)).get("where", "")
         process.request({"records": []})
         if self._failures:
-            self._log(f"{self._name} is back, and has been given what it missed: {where}")
+            self._log(f"{self._name} works again and has received the missed metrics: {where}")
             self._event("logger_back", logger=self._name)
         else:
-            self._log(f"metrics go to {self._name} too: {where}")
+            self._log(f"also sending metrics to {self._name}: {where}")
         self._failures = 0
         return process
 
@@ -324,7 +324,7 @@ class TrackerClient:
         pause = self._pauses_s[min(self._failures, len(self._pauses_s) - 1)]
         self._retry_at = time.monotonic() + pause
         if not self._failures and not self._given_up:
-            self._log(f"{self._name} failed, training goes on: {why}")
+            self._log(f"{self._name} failed, training continues: {why}")
             self._event("logger_failed", logger=self._name, error=why)
         self._failures += 1
 
@@ -379,7 +379,7 @@ class WorkerProcess:
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._child.stdout], [], [], self._silence_s)
             if not ready:
-                raise TrackerFailed(f"no sign of life for {self._silence_s:.0f} s")
+                raise TrackerFailed(f"no response for {self._silence_s:.0f} s")
             piece = os.read(self._child.stdout.fileno(), 65536)
             if not piece:
                 raise TrackerFailed(self._exit_message())

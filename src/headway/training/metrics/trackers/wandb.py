@@ -47,10 +47,10 @@ class WeightsAndBiases:
                 x_stats_pid=run_info.pid,
             ),
         )
-        for former in earlier:
-            shutil.rmtree(former)
+        for earlier_folder in earlier:
+            shutil.rmtree(earlier_folder)
         self._sent = self._run.starting_step - 1
-        self.where = self._run.url or f"{self._run.settings.sync_dir} (no key: offline, wandb sync sends it)"
+        self.where = self._run.url or f"{self._run.settings.sync_dir} (no API key: offline; upload it with wandb sync)"
 
     def knows(self, name: str, step: int) -> bool:
         return step <= self._sent

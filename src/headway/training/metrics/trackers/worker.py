@@ -98,7 +98,7 @@ def unsent_records(run_info: TrackerRunInfo) -> Iterator[dict[str, Any]]:
 
 
 def open_tracker(name: str, run_info: TrackerRunInfo) -> Tracker:
-    module, _, kind = TRACKERS[name].home.partition(":")
+    module, _, kind = TRACKERS[name].class_path.partition(":")
     tracker: Tracker = getattr(import_module(module), kind)(run_info)
     return tracker
 
@@ -135,7 +135,7 @@ def main() -> int:
     try:
         serve(name, sys.stdin, reply)
     except ModuleNotFoundError as error:
-        missing = MissingExtra("loggers", needed_for=f"log_to: [{name}]", lacking=error.name or "a package")
+        missing = MissingExtra("loggers", needed_for=f"log_to: [{name}]", package=error.name or "a package")
         reply({"failed": str(missing)})
         return 1
     except Exception as error:  # noqa: BLE001  reported to the rank, then the process ends

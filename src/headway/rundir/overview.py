@@ -1,0 +1,41 @@
+"""A run at one moment, for `status`, `watch` and the dashboard: status, progress, attempts, checkpoint, spending."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.rundir.spending import Spending
+from headway.rundir.status import folder_status
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+    from headway.core.types import Status
+    from headway.rundir.layout import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOverview:
+    """One reading of a run's folder, beside the status that its target or its folder gives."""
+
+    status: Status
+    progress: Mapping[str, Any]  # empty before the first step
+    spent: Spending  # with the seconds since the last event, from the progress record
+    attempts: int
+    checkpoint: int | None  # the newest checkpoint's step
+
+    @classmethod
+    def of(cls, folder: RunFolder, *, status: Status | None = None, plan: Plan | None = None) -> RunOverview:
+        """Read the folder. `status`: that of the target; without it, the folder alone decides."""
+        status = status or folder_status(folder)
+        progress = folder.progress() or {}
+        events = folder.events()
+        saved = [event["step"] for event in events if event["kind"] == "checkpoint"]
+        return cls(
+            status=status,
+            progress=progress,
+            spent=Spending.of(folder, progress, plan=plan),
+            attempts=sum(event["kind"] == "attempt" for event in events),
+            checkpoint=saved[-1] if saved else None,
+        )

@@ -20,6 +20,7 @@ BAR_INTERVAL_S = 30.0  # between two states of the same bar in the log
 _SETTLED_S = 1.0  # a line above the cursor that has not changed for so long is complete
 _MAX_ROWS = 40  # lines that a program can still rewrite
 _MAX_ROW_CHARS = 16 << 10  # of a line that is edited; a longer one is split
+_COLUMNS = 1024  # a cursor movement stops at the right margin, as in a terminal
 _RECENT_BYTES = 4096  # of plain output, kept in case the program moves the cursor up
 _MAX_ESCAPE_CHARS = 4096
 _BLANK = " \t"  # other control characters pass through unchanged, like invalid UTF-8
@@ -204,7 +205,7 @@ class TerminalLines:
         if row is not None and row != self._row:
             self._rows[self._row].left = self._clock()
             self._row = max(0, row)
-        self._column = min(max(0, column), _MAX_ROW_CHARS)
+        self._column = min(max(0, column), max(_COLUMNS, len(self._rows[self._row].text)))
         self._returned = True
 
     def _put(self, text: str) -> None:

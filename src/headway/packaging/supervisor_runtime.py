@@ -214,12 +214,19 @@ def _collect(packages: Mapping[str, metadata.Distribution]) -> Files:
 
 def _standard_library(stdlib: Path) -> Iterator[tuple[str, Path]]:
     folder = f"{sys.platlibdir}/{stdlib.name}"
-    for path in sorted(stdlib.rglob("*")):
+    for path in sorted(_walk(stdlib)):
         parts = path.relative_to(stdlib).parts
-        if _LEFT_OUT.intersection(parts) or parts[0].startswith("config-") or _UNUSED.match(path.name):
+        if parts[0].startswith("config-") or _UNUSED.match(path.name) or path.name in _LEFT_OUT:
             continue
         if path.is_file() and (path.suffix == ".py" or ".so" in path.name):
             yield f"{folder}/{'/'.join(parts)}", path
+
+
+def _walk(stdlib: Path) -> Iterator[Path]:
+    """Yield the files below the standard library, without entering folders such as site-packages."""
+    for folder, below, names in os.walk(stdlib):
+        below[:] = [name for name in below if name not in _LEFT_OUT]
+        yield from (Path(folder, name) for name in names)
 
 
 def _package_files(packages: Mapping[str, metadata.Distribution]) -> Iterator[tuple[str, Path]]:

@@ -145,7 +145,9 @@ def online_notes(plan: Plan) -> list[str]:
 
 def render(plan: Plan, folder: Path) -> None:
     """Write every request to a file. A configuration for another program names the next run instead of `{RUN}`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():  # inside the project it is not code to upload; a folder of the user's own may be
+        folder.mkdir(parents=True)
+        (folder / ".headwayignore").write_text("# written by `headway plan --render`\n*\n")
     for request in plan.requests:
         # A request that is one text, such as a script, is written as that text.
         is_text = set(request.body) == {"text"}
@@ -208,7 +210,7 @@ def describe(plan: Plan) -> str:
         **_own_image(plan),
         "resume": describe_resume(plan.resume),
         **({"keeps": _keeps(job)} if is_project(job) else {}),
-        "writes": f"{job['outputs']}/{job['name']}-{plan.hash[:6]}-N",
+        "writes": f"{job['outputs']}/{job['name']}-{plan.name_hash}-N",
         "budget": _budget(plan),
         **price_rows(plan.price),
     }

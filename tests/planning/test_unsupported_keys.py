@@ -57,6 +57,11 @@ TABLE: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "mounts",
         keys(rest=REFUSED, docker=WORKS, kubernetes=NOTED),
     ),
+    "mount, read-only": (
+        {"mounts": (Mount(path="/usr", at="/usr", read_only=True),)},
+        "read_only",
+        keys(local=NOTED, slurm=NOTED, ssh=NOTED, vertex="mounts"),
+    ),
     "python in the project": ({"python": ".venv/bin/python"}, "python", keys(rest=REFUSED)),
     "python elsewhere": ({"python": "/opt/own/bin/python"}, "python", keys(local=REFUSED)),
     "image": ({"image": Image(uri=URI)}, "image", keys(local=NOTED, slurm=NOTED, ssh=NOTED, vertex=REFUSED)),

@@ -472,7 +472,7 @@ def _stop(url: str) -> str:
 def _resume(url: str) -> str:
     from headway.launcher.lifecycle import resume
 
-    return resume(url, say=lambda _: None).status().state.value
+    return resume(url, say=lambda _: None, from_beginning=False).status().state.value
 
 
 # `headway why RUN`: print the cause of a failure, the log line that shows it, and the fix.

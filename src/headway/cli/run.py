@@ -89,7 +89,7 @@ def plan_command(args: argparse.Namespace) -> int:
     if args.out:
         Path(args.out).write_text(made.to_json())
     if args.render:
-        render(made, Path(args.render))
+        render(made, Path(args.render), Path(job.root))
     print(made.to_json() if args.json else describe(made), end="" if args.json else "\n")
     for note in asked if not args.json else []:
         print(f"  online    {note}")
@@ -143,9 +143,12 @@ def online_notes(plan: Plan) -> list[str]:
     return [*said, "this target has no API to ask" if problems is None else "the target would accept it"]
 
 
-def render(plan: Plan, folder: Path) -> None:
+def render(plan: Plan, folder: Path, project: Path) -> None:
     """Write every request to a file. A configuration for another program names the next run instead of `{RUN}`."""
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    if is_new and folder.resolve().is_relative_to(project.resolve()):  # not code to upload; an existing folder may be
+        (folder / ".headwayignore").write_text("# written by `headway plan --render`\n*\n")
     for request in plan.requests:
         # A request that is one text, such as a script, is written as that text.
         is_text = set(request.body) == {"text"}
@@ -208,7 +211,7 @@ def describe(plan: Plan) -> str:
         **_own_image(plan),
         "resume": describe_resume(plan.resume),
         **({"keeps": _keeps(job)} if is_project(job) else {}),
-        "writes": f"{job['outputs']}/{job['name']}-{plan.hash[:6]}-N",
+        "writes": f"{job['outputs']}/{job['name']}-{plan.name_hash}-N",
         "budget": _budget(plan),
         **price_rows(plan.price),
     }

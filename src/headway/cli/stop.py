@@ -54,14 +54,17 @@ def _stop(args: argparse.Namespace) -> int:
 def _down(args: argparse.Namespace) -> int:
     from headway.cli.render import print_status
     from headway.launcher.lifecycle import open_run
+    from headway.rundir.teardown import complete_receipt
 
     hold = open_run(locate(args.run), say=print_status)
+    earlier = complete_receipt(hold.folder)  # of an end that was seen before: its removals are not this command's
     with progress_while(f"removing {hold.run}"):
         receipt = hold.down()
     if args.json:
         print(as_json(asdict(receipt)))
     else:
-        print(f"{receipt.run}: removed {', '.join(receipt.removed) or 'nothing (already gone)'}")
+        removed = [name for name in receipt.removed if earlier is None or name not in earlier.removed]
+        print(f"{receipt.run}: removed {', '.join(removed) or 'nothing (already gone)'}")
         print(_verified_text(receipt))
         for line in billable_resources(hold.target):
             print(f"still billed: {line}")

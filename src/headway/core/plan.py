@@ -142,6 +142,11 @@ class Plan:
         """SHA-256 of what would be done. The price is left out: estimates change as more runs are recorded."""
         return hashlib.sha256(replace(self, price={}).to_json().encode()).hexdigest()
 
+    @property
+    def name_hash(self) -> str:
+        """Short hash for a run's name: of what would be done, without the price and the notes for readers."""
+        return replace(self, notes=()).hash[:6]
+
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str = "plan") -> Plan:
         """Parse what `to_json` wrote.

@@ -222,7 +222,7 @@ def candidate_names(plan: Plan, index: RunIndex) -> Iterator[str]:
     """Yield `<job>-<plan hash>-1`, `-2`, …, starting after the highest that this machine's index knows."""
     suffix_length = len("-123456-12345")
     job = str(plan.job["name"])[: MAX_NAME_LENGTH - suffix_length].rstrip("-")
-    prefix = f"{job}-{plan.hash[:6]}-"
+    prefix = f"{job}-{plan.name_hash}-"
     known = [row.name[len(prefix) :] for row in index.with_prefix(prefix)]
     first = 1 + max((int(number) for number in known if number.isdigit()), default=0)
     return (f"{prefix}{number}" for number in count(first))

@@ -84,6 +84,14 @@ def mount_problems(job: Job, what: str, fix: str) -> Iterator[Problem]:
             yield Problem(what=what.format(source=source, at=mount.at), where="mounts", fix=fix)
 
 
+def read_only_notes(job: Job) -> Iterator[str]:
+    """Yield a note if a mount is to be read-only on a target whose processes see a machine's own paths."""
+    paths = [str(mount.path) for mount in job.mounts if mount.read_only]
+    if paths:
+        why = "the program runs without a container, and can write wherever its user can"
+        yield f"ignored on this target: read_only of {', '.join(paths)} ({why})"
+
+
 def require_same_host(handle: Handle, other_host: str, what: str) -> None:
     """Raise TargetError if the run is on another machine, whose processes or containers (`what`) cannot be seen."""
     if other_host:

@@ -193,7 +193,7 @@ def dry_run(api: Api, options: Options, plan: Plan) -> list[Problem]:
         release = installed_trainer(api, options) if options.engine == "trainjob" else None
     except BadInput as error:
         return [error.problem]
-    run, uid = f"{plan.job['name']}-{plan.hash[:6]}-0", str(UUID(int=0))
+    run, uid = f"{plan.job['name']}-{plan.name_hash}-0", str(UUID(int=0))
     values = {**_placeholders(run, options.namespace, owner(), limit_s=None), GUARD_UID: uid, OWNER_UID: uid}
     refusals: dict[str, Problem] = {}
     for request in manifests.requests(plan, options, release=release)[:-1]:

@@ -50,6 +50,7 @@ from headway.rundir.status import (
 from headway.storage import join, local_path, open_store
 from headway.targets.checks import (
     dependency_notes,
+    read_only_notes,
     require_same_host,
     unused_image_notes,
     unused_resource_notes,
@@ -97,6 +98,7 @@ class LocalTarget(Target):
         if job.resources.accelerator and not Path("/dev/nvidiactl").exists():
             notes.append(f"no {job.resources.accelerator.kind} found on this machine: training on the CPU")
         notes += unused_resource_notes(job, "this machine is as it is", more=("cpus", "memory"))
+        notes += read_only_notes(job)
         notes += unused_image_notes(job, "on this machine the program runs without one; --on docker uses it")
         return [*notes, *dependency_notes(job, self._dependency_hint(job))]
 

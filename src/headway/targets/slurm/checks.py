@@ -24,6 +24,7 @@ from headway.targets.checks import (
     dependency_notes,
     interpreter_problems,
     mount_problems,
+    read_only_notes,
     unused_image_notes,
     unused_resource_notes,
 )
@@ -69,6 +70,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     resources = job.resources
     yield from unused_resource_notes(job, "the partition decides")
     yield from unused_image_notes(job, "`python`, `setup` and `requirements` say what a node runs")
+    yield from read_only_notes(job)
     yield from dependency_notes(job)
     if resources.cpus is None:
         yield f"requests {ranks} CPUs per node, one per rank; resources.cpus requests more"

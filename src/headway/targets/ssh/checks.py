@@ -19,6 +19,7 @@ from headway.targets.checks import (
     dependency_notes,
     interpreter_problems,
     mount_problems,
+    read_only_notes,
     unused_image_notes,
     unused_resource_notes,
 )
@@ -56,6 +57,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     yield from unused_resource_notes(job, "`up` decides", more=() if options.engine else ("cpus", "memory"))
     foreign = (job.image.uri or job.image.dockerfile) if options.engine else None
     if not options.engine:
+        yield from read_only_notes(job)
         yield from unused_image_notes(job, "engine: docker in the target's entry runs it in a container there")
     yield from dependency_notes(job, f"{foreign} is used as it is" if foreign else "")
     yield from key_file_notes(job)

@@ -71,7 +71,7 @@ def runs_in(outputs: object) -> set[str]:
 def test_a_run_is_named_by_job_plan_and_count(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
     plan = plan_of()
     names = [lifecycle.launch(plan, detach=True, target=target).run for _ in range(3)]
-    assert names == [f"play-{plan.hash[:6]}-{number}" for number in (1, 2, 3)]
+    assert names == [f"play-{plan.name_hash}-{number}" for number in (1, 2, 3)]
 
 
 def test_the_count_goes_on_without_the_index(plan_of: Callable[..., Plan], target: FakeTarget) -> None:

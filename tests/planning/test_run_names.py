@@ -39,5 +39,5 @@ def test_down_of_an_ended_run_does_not_claim_to_remove_its_processes(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["run", "--name", "one"]) == 0
     capsys.readouterr()
-    assert cli.main(["down", "one"]) == 0
+    assert cli.main(["down", "runs/one"]) == 0
     assert "removed nothing (already gone)" in capsys.readouterr().out

@@ -214,7 +214,7 @@ def test_the_rendered_spec_names_the_next_run_and_can_be_given_to_gcloud(
     text = (tmp_path / "out" / "job-spec.yaml").read_text()
     assert not re.search(r"\{[A-Z_]+\}", text)
     made = plan(Job.load("headway.yaml"), on="vertex")
-    name = f"leaves-{made.hash[:6]}-1"
+    name = f"leaves-{made.name_hash}-1"
     assert f"--display-name={name} --labels=team=vision,headway_run={name}" in text
     spec = yaml.safe_load(text)
     assert spec["baseOutputDirectory"] == {"outputUriPrefix": f"gs://bucket/runs/{name}/vertex"}

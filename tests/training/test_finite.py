@@ -161,6 +161,38 @@ def test_losses_that_are_never_finite_end_the_run_also_on_an_accelerator(start: 
     assert torch.isfinite(weights(model)).all()
 
 
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize("manual", [False, True], ids=["step", "backward-update"])
+def test_a_gradient_scaler_does_not_hide_a_bad_loss(start: Start, branch: str, policy: str, manual: bool) -> None:
+    run = start(config={"precision": "fp16", "nan": policy})
+    model = run.place(Line())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    feed = Loader(Numbers(bad=13), 5, shuffle=False)
+    run.restore(model=model, optimizer=optimizer, data=feed)
+    scaler = run._precision.scaler
+    assert scaler is not None
+    applied: list[bool] = []
+
+    def one_epoch() -> None:
+        for x, y in run.steps(feed):
+            before, scale = bytes_of(model, optimizer), scaler.get_scale()
+            with run.autocast():
+                loss = (model(x) - y).square().mean()
+            if manual:
+                run.backward(loss)
+            applied.append(run.update(optimizer) if manual else run.step(loss, optimizer))
+            if not applied[-1]:
+                assert (bytes_of(model, optimizer), scaler.get_scale()) == (before, scale)
+
+    if policy == "stop":
+        with pytest.raises(RunFailed, match="13"):
+            one_epoch()
+        assert applied == [True, True]
+    else:
+        one_epoch()
+        assert applied == [True, True, False, True]
+
+
 # -- a gradient -------------------------------------------------------------------------------------------------------
 
 

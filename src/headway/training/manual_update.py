@@ -61,8 +61,7 @@ class ManualUpdates:
 
     def backward(self, loss: Tensor, share: float, *, retain_graph: bool) -> None:
         """Add the gradient of the loss, times this part's share of the batch."""
-        if self._stepper.scaler is None:  # a scaler handles overflow itself
-            self._nonfinite = self._nonfinite + nonfinite_loss(loss)
+        self._nonfinite = self._nonfinite + nonfinite_loss(loss)  # also with a scaler, which would hide it
         backward(loss if share == 1 else loss * share, self._stepper.scaler, retain_graph=retain_graph)
         self.pending = self._used = True
 

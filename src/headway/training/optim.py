@@ -206,7 +206,7 @@ class LocalStepper:
 
     def step(self, request: StepRequest, flags: StepFlags) -> StepResult:
         loss, weight, gradients = request.loss, request.weight, self._gradients
-        found = nonfinite_loss(loss) if self.scaler is None else 0.0  # a scaler handles overflow itself
+        found = nonfinite_loss(loss)  # also with a scaler, which would hide it
         if request.last and not gradients.open:
             if isinstance(found, Tensor):
                 self._flag.send(found)
@@ -266,8 +266,7 @@ class DistributedStepper:
             part.present = True
             weight = request.weight
             part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
-        if self.scaler is None:  # a scaler handles overflow itself
-            part.nonfinite = part.nonfinite + nonfinite_loss(loss)
+        part.nonfinite = part.nonfinite + nonfinite_loss(loss)  # also with a scaler, which would hide it
         if not part.divisor:  # fixed by the first micro-batch: steps of other optimizers in between must not change it
             part.divisor = request.expected_weight if request.expected_weight and loss.dtype in _PRECISE else 1.0
         if not request.last:

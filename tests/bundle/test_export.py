@@ -13,6 +13,7 @@ import torch
 
 from headway.bundle import publish
 from headway.bundle.format import Bundle, BundleParts
+from headway.cli import main
 from headway.core.errors import BadBundle, BadInput, Conflict, Denied, DiskFull
 from headway.storage import open_store
 from tests.bundle.test_bundle import parts
@@ -210,6 +211,39 @@ def test_of_two_publishers_at_once_one_is_told(made: Path, bucket: str, monkeypa
     with pytest.raises(Conflict):
         publish.publish(two, bucket)
     assert value(bucket) == 3.0
+
+
+def test_every_file_is_also_found_under_its_plain_name(made: Path, bucket: str) -> None:
+    store = open_store(bucket)
+    publish.publish(made, bucket)
+    with_more = BundleParts(**{**parts(fill=2.0).__dict__, "files": {"words.json": b"[1]\n"}})
+    publish.publish(written(made.parent / "two", with_more), bucket)
+    for name, entry in Bundle.open(bucket).record.files.items():
+        assert store.read(name) == store.read(entry.at or "")
+    publish.publish(written(made.parent / "three", parts(fill=3.0)), bucket)
+    assert "words.json" not in {entry.key for entry in store.list()}
+
+
+def test_a_folder_with_the_plain_names_of_an_object_store_is_a_bundle(made: Path, bucket: str, tmp_path: Path) -> None:
+    publish.publish(made, bucket)
+    store, copy = open_store(bucket), tmp_path / "copy"
+    copy.mkdir()
+    for name in [*Bundle.open(bucket).record.files, "bundle.json"]:
+        (copy / name).write_bytes(store.read(name))
+    assert value(str(copy)) == 1.0
+    (copy / "config.json").write_bytes(b"{}\n")
+    with pytest.raises(BadBundle, match=r"config\.json has 3 bytes"):
+        Bundle.open(str(copy))
+
+
+def test_pull_brings_each_file_once_under_its_plain_name(made: Path, bucket: str, tmp_path: Path) -> None:
+    run = bucket.removesuffix("/models/captions") + "/runs/captions-1"
+    publish.publish(made, f"{run}/export")
+    open_store(run).write("plan.json", b"{}")
+    assert main(["pull", run, "--to", str(tmp_path / "here")]) == 0
+    pulled = {path.name for path in (tmp_path / "here/export").iterdir()}
+    assert pulled == {"README.md", "bundle.json", "config.json", "model.safetensors", "vocabulary.json"}
+    assert value(str(tmp_path / "here/export")) == 1.0
 
 
 def test_a_missing_object_is_named(made: Path, bucket: str) -> None:

@@ -7,7 +7,8 @@
     …                     what the recipe adds: vocabulary.json, word_to_id.json, …
 
 In a folder, the files have these names, and the folder is replaced as a whole. An object store cannot do that:
-there each file has a key that holds its checksum, and bundle.json, the one object that changes, points to them.
+there each file has a key that holds its checksum, and bundle.json, the one object that changes, points to them. Copies
+with the plain names stand beside them.
 """
 
 from __future__ import annotations
@@ -305,7 +306,7 @@ class Bundle:
     @classmethod
     def _checked(cls, url: str, store: Store, record: Record) -> Bundle:
         folder = local_path(url)
-        if folder is not None and not any(entry.at for entry in record.files.values()):
+        if folder is not None and all((folder / name).is_file() for name in record.files):
             bundle = cls(url, folder, record)
         else:
             bundle = cls._fetched(url, store, record)

@@ -1,7 +1,8 @@
 """Publish a bundle atomically.
 
 A folder is replaced in one step by a complete sibling. In an object store, the new files are written beside the
-old ones, under keys that hold their checksums; then a conditional write switches bundle.json over to them.
+old ones, under keys that hold their checksums; then a conditional write switches bundle.json over to them, and the
+files are copied to their plain names.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import errno
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headway.bundle.format import RECORD, Record, read_record, to_json
+from headway.bundle.format import RECORD, BundleFile, Record, read_record, to_json
 from headway.core.errors import BadBundle, BadInput, Denied, DiskFull, NotThere, StoreError
 from headway.storage import ABSENT, local_path, open_store
 
@@ -169,9 +171,21 @@ def _publish_objects(folder: Path, store: Store) -> None:
     replaces = tuple(sorted(old - set(keys.values())))
     store.write(RECORD, to_json(replace(record, files=files, replaces=replaces).as_json()), when=version)
     _send(folder, keys, store)  # again, in case another publisher has just removed one of them
+    _write_plain_copies(folder, files, before, store)
     # Readers may still be fetching the bundle replaced just now; nobody reads the one before that any more.
     for key in set(before.replaces if before else ()) - set(keys.values()) - old:
         store.delete(key)
+
+
+def _write_plain_copies(folder: Path, files: Mapping[str, BundleFile], before: Record | None, store: Store) -> None:
+    """Copy each file to its own name too, for tools that do not read bundle.json: `gsutil cp …/model.safetensors`.
+
+    Headway itself reads the files that bundle.json points to: a publication cut short here leaves old copies.
+    """
+    for name in files:
+        store.write(name, folder / name)
+    for name in set(before.files if before else ()) - set(files):
+        store.delete(name)
 
 
 def _standing(store: Store) -> tuple[str, Record | None]:

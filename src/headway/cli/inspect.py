@@ -188,7 +188,7 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pull_command(args: argparse.Namespace) -> int:
-    from headway.storage import local_path, open_store, require_url
+    from headway.storage import join, local_path, open_store, require_url
     from headway.storage.transfer import fetch_file
 
     url = locate(args.run)
@@ -200,7 +200,13 @@ def pull_command(args: argparse.Namespace) -> int:
         _keep_out_of_uploads(to)
         return _as_pth(args, url, str(to))
     store = open_store(url)
-    wanted = [e for e in store.list() if not e.key.startswith(("docker/", "local/")) and _is_selected(e.key, args.only)]
+    names = _bundle_names(join(url, "export"))
+    skipped = {*names.values()}  # the same bytes as the files that bundle.json points to
+    wanted = [
+        e
+        for e in store.list()
+        if not e.key.startswith(("docker/", "local/")) and e.key not in skipped and _is_selected(e.key, args.only)
+    ]
     if not wanted:
         raise UnknownRun(f"there are no files to copy in {url}", fix="headway status RUN")
     _keep_out_of_uploads(to)
@@ -208,13 +214,25 @@ def pull_command(args: argparse.Namespace) -> int:
     with progress_while(doing) as tell:
         done = 0
         for entry in wanted:
-            target, before = to / entry.key, done
+            target, before = to / names.get(entry.key, entry.key), done
             if not target.exists() or target.stat().st_size != entry.size:
                 fetch_file(store, entry.key, target, progress=partial(_pull_summary, tell, doing, before, total))
             done += entry.size
     summary = {"to": str(to), "files": len(wanted), "bytes": total}
     print(as_json(summary) if args.json else f"{len(wanted)} files, {size(total)} in {to}")
     return 0
+
+
+def _bundle_names(url: str) -> dict[str, str]:
+    """Map the keys of an exported bundle's files in an object store, which hold checksums, to their plain names."""
+    from headway.bundle import read_record
+    from headway.storage import open_store
+
+    try:
+        record = read_record(open_store(url), url)
+    except HeadwayError:
+        return {}  # no bundle, or a damaged one: copy what is there
+    return {f"export/{entry.at}": f"export/{name}" for name, entry in record.files.items() if entry.at}
 
 
 def _keep_out_of_uploads(to: Path) -> None:

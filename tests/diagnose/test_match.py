@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.diagnose.diagnosis import failure_rules, last_lines, match_rules
+from headway.diagnose.matching import failure_rules, last_lines, match_rules
 from tests.diagnose.messages import MESSAGES
 
 

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.inspect import describe_cause
-from headway.core.errors import TargetError
+from headway.cli import main
+from headway.cli.inspect import describe_cause, describe_status, facts
+from headway.core.errors import BadJob, TargetError
 from headway.core.types import Handle, State, Status
 from headway.diagnose.diagnosis import diagnose_run
 from headway.launcher import lifecycle
 from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.plugins import TARGETS
+from headway.spec import load
 from headway.targets.fake import FakeBehaviour, FakeTarget
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
@@ -135,3 +137,47 @@ def test_a_run_that_waits_in_vain_is_explained_by_what_its_target_says_of_it(tmp
     assert "nothing has failed" in describe_cause(
         diagnose_run(hold, Status(state=State.PENDING, reason="is being submitted"))
     )
+
+
+def test_any_log_file_is_explained_with_the_rules_of_the_job_file_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+    (tmp_path / "train.log").write_text(f"{trace}ModuleNotFoundError: No module named 'albumentations'\n")
+    assert main(["why", "train.log"]) == 0
+    told = capsys.readouterr().out
+    assert "albumentations" in told
+    assert "train.py:3" in told
+    assert "do not retry" in told
+    (tmp_path / "own.log").write_text("E: seat on lic1 taken {x}\n")
+    assert main(["why", "own.log"]) == 0
+    assert "unknown failure" in capsys.readouterr().out
+    rule = "{match: 'seat on (?P<host>\\S+) taken', cause: 'no seat on {host} {', fix: ask ops, retry: wait}"
+    (tmp_path / "headway.yaml").write_text(f"name: x\ncommand: ['true']\nexplain: [{rule}]\n")
+    assert main(["why", "own.log"]) == 0
+    told = capsys.readouterr().out
+    assert "no seat on lic1 {" in told
+    assert "wait and retry" in told
+
+
+def test_a_pattern_of_the_job_file_that_is_no_regular_expression_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "headway.yaml").write_text("name: x\ncommand: ['true']\nexplain: [{match: 'a(', cause: b}]\n")
+    with pytest.raises(BadJob, match="not a regular expression"):
+        load(tmp_path / "headway.yaml")
+
+
+def test_why_and_status_name_the_class_of_a_failure_and_the_decision(tmp_path: Path) -> None:
+    project, outputs = write_project(tmp_path / "decided"), f"memory://{os.urandom(6).hex()}/runs"
+    target = FakeTarget(behaviour=play_of)
+    plan = plan_play(project, FakeBehaviour(until_stopped=True), on="fake", outputs=outputs)
+    hold = lifecycle.launch(plan, target=target, detach=True)
+    fault = {"class": "retry once", "cause": "unknown failure", "decision": "not retried", "reason": "second time"}
+    target._write_event(hold.url, kind="rank_exit", rank=0, code=1, lines=["it is jammed"], first=True)
+    target._write_event(hold.url, kind="fault", **fault)
+    target.end(hold.url, State.FAILED, reason="rank 0 exited with code 1", exit_code=1)
+    found = diagnose_run(hold, hold.target.status(hold.target_handle))
+    assert found.decided == "not retried (second time)"
+    assert "not retried (second time)" in describe_cause(found)
+    shown = describe_status(facts(hold, hold.target.status(hold.target_handle)))
+    assert "unknown failure (retry once): not retried" in shown

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headway.diagnose.matching import Retry
 from headway.rundir.lease import LeaseRecord
 from headway.supervisor.processes import RankExit
 from headway.supervisor.restart_policy import (
@@ -15,6 +16,7 @@ from headway.supervisor.restart_policy import (
     AttemptResult,
     Restart,
     decide,
+    fault_of,
     read_history,
 )
 
@@ -229,6 +231,45 @@ def test_an_exception_that_a_network_or_a_disk_may_cause_is_tried_again(error: s
 )
 def test_an_exception_that_is_certain_to_come_again_is_not_tried_again(error: str) -> None:
     assert outcome(raised(error), retries=100).not_retried
+
+
+@pytest.mark.parametrize(
+    ("lines", "retry"),
+    [
+        (["urllib.error.HTTPError: HTTP Error 429: Too Many Requests"], Retry.WAIT),
+        ([*TRACEBACK, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"], Retry.SMALLER),
+        (["train.py: error: unrecognized arguments: --epoch 10"], Retry.NEVER),
+        ([*TRACEBACK, "PermissionError: [Errno 13] Permission denied: '/data'"], Retry.NEVER),
+        (["quota exceeded for the logger, going on", *TRACEBACK, "ZeroDivisionError: division by zero"], Retry.ONCE),
+        (["quota exceeded for the logger, going on", *["step"] * 20, "killed"], Retry.ONCE),
+        (['raise ValueError("HTTP Error 429")', *TRACEBACK, "ConnectionError: reset"], Retry.RETRY),
+    ],
+)
+def test_the_end_of_the_output_decides_the_class_of_a_failure(lines: list[str], retry: Retry) -> None:
+    assert fault_of(crash(lines=tuple(lines))).retry is retry
+
+
+def test_what_only_time_mends_is_retried_after_longer_pauses() -> None:
+    ending = AttemptResult(exits=exits(1), crash=crash(lines=("HTTP Error 429: Too Many Requests",), seconds=99))
+    found = [decide(ending, AttemptHistory(restarts=used), retries=100) for used in (0, 1, 2, 9)]
+    assert [again.pause_s for again in found if isinstance(again, Restart)] == [30, 60, 120, 600]
+
+
+def test_memory_that_runs_out_twice_at_one_place_is_not_tried_a_third_time() -> None:
+    ending = raised("OutOfMemoryError: CUDA out of memory", step=4)
+    again = decide(ending, AttemptHistory(), retries=100)
+    assert isinstance(again, Restart)
+    assert outcome(ending, AttemptHistory().with_result(ending, again.fault), retries=100).not_retried
+
+
+def test_a_later_supervisor_knows_the_class_of_the_last_failure() -> None:
+    events: list[dict[str, Any]] = [
+        {"kind": "rank_exit", "first": True, "place": 7},
+        {"kind": "fault", "class": "retry once"},
+    ]
+    before = read_history(events, None)
+    assert outcome(AttemptResult(exits=exits(1), crash=crash(step=7)), before, retries=100).not_retried
+    assert isinstance(decide(AttemptResult(exits=exits(1), crash=crash(step=8)), before, retries=100), Restart)
 
 
 def test_a_command_that_does_not_exist_is_not_tried_again() -> None:

@@ -157,10 +157,38 @@ def test_retries_are_counted_over_all_attempts_and_the_last_words_are_kept(make:
 
 
 def test_a_crash_that_repeats_at_the_same_step_is_given_up(make: Make) -> None:
-    case = make('control(progress={"step": 1000}); sys.exit(7)', job={"retries": 100})
+    case = make('control(progress={"step": 1000}); raise ConnectionError("reset")', job={"retries": 100})
     assert case.run() == 1
     assert len(case.events("attempt")) == 3
     assert "the last 3 crashes were all at step 1000" in case.ended["reason"]
+
+
+def test_an_unknown_failure_that_gets_no_further_is_retried_once_and_the_decisions_are_events(make: Make) -> None:
+    case = make('control(progress={"step": 1000}); sys.exit(7)', job={"retries": 100})
+    assert case.run() == 1
+    assert len(case.events("attempt")) == 2
+    first, second = case.events("fault")
+    assert (first["class"], first["decision"]) == ("retry once", "retried in 0.05 s")
+    assert (second["class"], second["decision"]) == ("retry once", "not retried")
+    assert "for the second time" in second["reason"]
+
+
+def test_a_missing_module_and_a_lack_of_permission_are_never_retried(make: Make) -> None:
+    for number, (code, name) in enumerate(
+        [("import no_such_module", "missing-module"), ('raise PermissionError(13, "Permission denied", "/data/x")',
+                                                      "not-writable")]):  # fmt: skip
+        case = make(code, name=f"run-{number}", job={"retries": 100})
+        assert case.run() == 1
+        (fault,) = case.events("fault")
+        assert (fault["name"], fault["class"], fault["decision"]) == (name, "do not retry", "not retried")
+
+
+def test_a_rule_of_the_job_decides_about_a_failure_of_its_own(make: Make) -> None:
+    rule = {"match": "seat on (?P<host>\\S+) taken", "cause": "no seat on {host}", "fix": "ask", "retry": "never"}
+    case = make('print("seat on lic1 taken"); sys.exit(9)', job={"retries": 100, "explain": [rule]})
+    assert case.run() == 1
+    (fault,) = case.events("fault")
+    assert (fault["cause"], fault["fix"], fault["decision"]) == ("no seat on lic1", "ask", "not retried")
 
 
 def test_a_crash_of_a_silent_rank_is_placed_by_the_step_of_the_others(make: Make) -> None:

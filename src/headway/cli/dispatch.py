@@ -114,7 +114,7 @@ def _with_diagnosis(error: HeadwayError) -> str:
     """Return the cause and fix of a known failure, if the error itself has no fix; else an empty text."""
     if error.problem.fix:
         return ""
-    from headway.diagnose.diagnosis import match_rules
+    from headway.diagnose.matching import match_rules
 
     found = match_rules(str(error).splitlines())
     return f"\n    cause: {found.cause}\n    fix: {found.fix}" if found else ""
@@ -217,8 +217,9 @@ def _present(names: list[str]) -> list[str]:
 # Shared by verbs that take a RUN.
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    argument = parser.add_argument("run", metavar="RUN", help="a name, a unique prefix, `last`, a folder or a URL")
+def add_run(parser: argparse.ArgumentParser, *, also: str = "") -> None:
+    what = f"a name, a unique prefix, `last`, a folder or a URL{also}"
+    argument = parser.add_argument("run", metavar="RUN", help=what)
     argument.completer = _names  # type: ignore[attr-defined]  # read by argcomplete
 
 

@@ -301,6 +301,7 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
         "resume": recorded_kind(folder),
         "code_changes": _code_changes(folder),
         "attempts": overview.attempts,
+        "fault": overview.fault,
         "checkpoint": overview.checkpoint,
         "kept": _kept(folder),
         "progress": overview.progress or None,
@@ -309,6 +310,13 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
         "links": links(launched),
         "next": next_for(launched, status.state),
     }
+
+
+def _describe_fault(fault: Mapping[str, Any] | None) -> str:
+    """Describe the last failure: attempt 1: out of memory (retry smaller): retried"""
+    if not fault:
+        return ""
+    return f"attempt {fault['attempt']}: {fault['cause']} ({fault['class']}): {fault['decision']}"
 
 
 def _kept(folder: RunFolder) -> dict[str, Any] | None:
@@ -395,6 +403,7 @@ def describe_status(found: dict[str, Any]) -> str:
         "on": found["target"],
         "folder": found["url"],
         "attempts": str(found["attempts"]),
+        "failure": _describe_fault(found.get("fault")),
         "step": describe_position(progress, running=found["state"] == "running"),
         "metrics": describe_metrics(found.get("metrics") or {}),
         "saved": "" if found["checkpoint"] is None else f"step {found['checkpoint']}",
@@ -497,12 +506,14 @@ def _resume(url: str) -> str:
 
 
 def why_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, also="; or the log file of any program, - for standard input")
     parser.add_argument("--rank", type=int, metavar="N", help="explain this rank (default: the one that failed first)")
     add_json(parser)
 
 
 def why_command(args: argparse.Namespace) -> int:
+    if args.run == "-" or (Path(args.run).is_file() and not Path(args.run).is_dir()):
+        return _explain_log(args)
     from headway.diagnose.diagnosis import diagnose_run
     from headway.launcher.lifecycle import open_run
 
@@ -513,6 +524,38 @@ def why_command(args: argparse.Namespace) -> int:
     if following and not args.json:
         print(f"next: {following}")
     return 0
+
+
+def _explain_log(args: argparse.Namespace) -> int:
+    """Explain a log file that need not be of a run: by the table, and by `explain` of a job file beside us."""
+    from headway.diagnose.diagnosis import diagnose_log
+    from headway.diagnose.matching import user_rules
+
+    try:
+        data = sys.stdin.buffer.read() if args.run == "-" else Path(args.run).read_bytes()
+    except OSError as error:
+        raise BadInput(f"{args.run} cannot be read: {error.strerror}", fix="headway why FILE") from None
+    name = "standard input" if args.run == "-" else args.run
+    lines = data.decode("utf-8", "replace").replace("\r", "\n").splitlines()
+    found = diagnose_log(lines, name, user_rules(_job_beside()))
+    if args.json:
+        print(as_json(asdict(found)))
+    elif not found.name and not found.lines:
+        print(f"{name} is empty")
+    else:
+        print(describe_cause(found))
+    return 0
+
+
+def _job_beside() -> dict[str, Any]:
+    """Return the job of the current folder, for its `explain`; empty if there is none or it is not valid."""
+    from headway.spec import dump, load
+
+    try:
+        return dict(dump(load(Path("headway.yaml")))) if Path("headway.yaml").is_file() else {}
+    except HeadwayError:  # a broken job file must not keep a log from being explained
+        print_status("headway.yaml beside it is not valid, so its `explain` is not used: headway plan")
+        return {}
 
 
 def after_failure(folder: RunFolder, found: Diagnosis, *, rerun: str = "headway run") -> str:
@@ -553,8 +596,10 @@ def describe_cause(found: Diagnosis) -> str:
         return f"{found.run} is {found.state}: nothing has failed"
     if found.name:
         rows = {"cause": found.cause, "seen in": found.evidence, "at": found.at, "fix": found.fix}
+        rows |= {"class": found.retry, "decided": found.decided}
         return "\n".join(f"  {paint(f'{key:<8}', 'bold')} {text}" for key, text in rows.items() if text)
     if found.lines:
         who = "" if found.rank is None else f" of rank {found.rank}, which failed first"
-        return "\n".join([f"  unknown failure; last lines{who}:", *(f"    {line}" for line in found.lines)])
+        decided = [f"  {paint('decided ', 'bold')} {found.decided}"] if found.decided else []
+        return "\n".join([f"  unknown failure; last lines{who}:", *(f"    {line}" for line in found.lines), *decided])
     return f"  unknown failure; no rank printed anything. The supervisor's log: headway logs {found.run} --rank -1"

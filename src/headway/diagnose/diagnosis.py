@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError
-from headway.core.plan import UNKNOWN, describe_next_start
+from headway.core.plan import describe_next_start
 from headway.core.python_errors import last_error
 from headway.core.types import State, Status
+from headway.diagnose.matching import HERE, FailureRule, last_lines, match_rules, user_rules
 from headway.packaging.resume_evidence import kind_of
 from headway.plugins import plugin_of
 from headway.rundir.layout import SUPERVISOR
@@ -26,114 +24,6 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
     from headway.launcher.lifecycle import RunHandle
     from headway.rundir.layout import RunFolder
-
-
-# Failure rules
-
-
-HERE = "python"  # the fact that the run uses this machine's own Python: its interpreter
-_PACKAGES = {  # modules whose package has another name
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python",
-    "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv",
-    "faiss": "faiss-cpu",
-    "git": "GitPython",
-    "google": "google-cloud-storage",
-    "IPython": "ipython",
-    "Levenshtein": "levenshtein",
-    "PIL": "pillow",
-    "pkg_resources": "setuptools",
-    "pytorch_lightning": "pytorch-lightning",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "tensorboardX": "tensorboardX",
-    "yaml": "pyyaml",
-}
-MAX_EVIDENCE = 500  # characters of evidence shown
-MAX_LINE = 1500  # characters matched per line: some patterns take quadratic time
-_MODULES = ("cloud", "cluster", "memory", "devices", "network", "data", "code", "end")  # most reliable first
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailureRule:
-    """A known failure. `{names}` in cause and fix are groups of the pattern, or facts about the run."""
-
-    name: str
-    pattern: str  # matched within one line, ignoring case
-    cause: str
-    fix: str
-    fix_here: str = ""  # instead of `fix`, for a run in this machine's own Python
-    in_code: bool = False  # the remedy is to edit the line that raised it
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuleMatch:
-    name: str
-    cause: str
-    evidence: str
-    fix: str
-    in_code: bool = False
-
-
-class _Facts(dict[str, str]):
-    """Facts about the run. An unknown one is its name in capitals, for the reader to fill in."""
-
-    def __missing__(self, key: str) -> str:
-        return key.upper()
-
-
-@lru_cache(maxsize=1)
-def failure_rules() -> tuple[FailureRule, ...]:
-    """Return all failure rules, in the order in which they are tried."""
-    found: list[FailureRule] = []
-    for module in _MODULES:
-        found += import_module(f"headway.diagnose.rules.{module}").RULES
-    return tuple(found)
-
-
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE)
-
-
-def match_rules(lines: Sequence[str], facts: Mapping[str, str] | None = None) -> RuleMatch | None:
-    """Return the diagnosis of the first rule that matches any line; its evidence is the last such line."""
-    lines = [line[:MAX_LINE] for line in lines]
-    for rule in failure_rules():
-        pattern = _compiled(rule.pattern)
-        for line in reversed(lines):
-            match = pattern.search(line)
-            if match:
-                groups = {key: value for key, value in match.groupdict().items() if value is not None}
-                return _fill_rule(rule, line, {**(facts or {}), **groups})
-    return None
-
-
-def _fill_rule(rule: FailureRule, line: str, values: Mapping[str, str]) -> RuleMatch:
-    facts = _Facts({"again": describe_next_start(UNKNOWN), **values})
-    if "module" in values:
-        facts["package"] = package_of(values["module"])
-    fix = rule.fix_here if values.get(HERE) and rule.fix_here else rule.fix
-    return RuleMatch(
-        name=rule.name,
-        cause=rule.cause.format_map(facts),
-        evidence=line.strip()[:MAX_EVIDENCE],
-        fix=fix.format_map(facts),
-        in_code=rule.in_code,
-    )
-
-
-def package_of(module: str) -> str:
-    """Return the name to install a module by: `cv2` is in opencv-python."""
-    top = module.partition(".")[0]
-    return _PACKAGES.get(top, top)
-
-
-def last_lines(lines: Iterable[str], count: int = 12) -> list[str]:
-    """Return the last non-empty lines, for a failure that no rule matches."""
-    return [line for line in lines if line.strip()][-count:]
 
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -156,6 +46,8 @@ class Diagnosis:
     error: str = ""  # the Python exception that ended it
     at: str = ""  # the innermost line of the project in its traceback: train.py:6
     in_code: bool = False  # the remedy is to edit that line
+    retry: str = ""  # the class of the failure: retry, retry smaller, wait and retry, retry once, do not retry
+    decided: str = ""  # what the supervisor made of it, and why
 
 
 def diagnose_run(run: RunHandle, status: Status, *, rank: int | None = None) -> Diagnosis:
@@ -179,6 +71,7 @@ def diagnose_run(run: RunHandle, status: Status, *, rank: int | None = None) -> 
     near = [*lines[-NEAR_END_LINES:], *supervisor_says, *(target_says if first is None else ())]
     far = [*_supervisor_log(folder), *lines, *target_says, *supervisor_says]
     found = _diagnosis(run, status, near, first, tuple(_relevant_lines(lines)), more_evidence=far)
+    found = replace(found, decided=_last_decision(events))
     error = last_error(lines[-NEAR_END_LINES:])
     if error is None:
         return found
@@ -202,11 +95,12 @@ def _diagnosis(
     tail: tuple[str, ...],
     more_evidence: list[str] | None = None,
 ) -> Diagnosis:
-    known_facts = run_facts(run)
-    match = match_rules(evidence, known_facts) or match_rules(more_evidence or [], known_facts)
+    known_facts, own = run_facts(run), _own_rules(run)
+    match = match_rules(evidence, known_facts, first=own) or match_rules(more_evidence or [], known_facts, first=own)
     fields: dict[str, Any] = {}
     if match is not None:
         fields = {"name": match.name, "cause": match.cause, "evidence": match.evidence, "in_code": match.in_code}
+        fields["retry"] = match.retry.value
     return Diagnosis(
         run=run.run,
         state=status.state.value,
@@ -215,6 +109,47 @@ def _diagnosis(
         fix="" if match is None else match.fix,
         **fields,
     )
+
+
+def _own_rules(run: RunHandle) -> tuple[FailureRule, ...]:
+    try:
+        return user_rules(run.folder.plan().job)
+    except HeadwayError:  # damaged: the rules of the table remain
+        return ()
+
+
+def _last_decision(events: list[dict[str, Any]]) -> str:
+    """Return what the supervisor decided about the last failure, and its reason; "" if it recorded nothing."""
+    found = [event for event in events if event.get("kind") == "fault"]
+    return f"{found[-1].get('decision')} ({found[-1].get('reason')})" if found else ""
+
+
+def diagnose_log(lines: Sequence[str], name: str, rules: Sequence[FailureRule] = ()) -> Diagnosis:
+    """Return the cause that a log of any program shows. The last lines count more than those before.
+
+    Args:
+        lines: The log.
+        name: The file's name, for messages.
+        rules: Rules of a job file, tried before the others.
+    """
+    facts = {HERE: _this_python()}
+    lines = list(lines)
+    near = lines[-NEAR_END_LINES:]
+    match = match_rules(near, facts, first=rules) or match_rules(lines, facts, first=rules)
+    error = last_error(near)
+    frame = error.own_frame(os.getcwd()) or (error.frames[-1] if error.frames else None) if error else None
+    found = Diagnosis(
+        run=name,
+        state="failed",
+        lines=tuple(_relevant_lines(near)),
+        error=error.kind if error else "",
+        at=f"{frame.file}:{frame.line}" if frame else "",
+        in_code=error is not None and match is None,
+    )
+    if match is None:
+        return found
+    return replace(found, name=match.name, cause=match.cause, evidence=match.evidence, fix=match.fix,
+                   in_code=match.in_code, retry=match.retry.value)  # fmt: skip
 
 
 def run_facts(run: RunHandle) -> dict[str, str]:

@@ -24,6 +24,7 @@ class RunOverview:
     spent: Spending  # with the seconds since the last event, from the progress record
     attempts: int
     checkpoint: int | None  # the newest checkpoint's step
+    fault: Mapping[str, Any] | None = None  # the last failure, its class and the decision about it
 
     @classmethod
     def of(cls, folder: RunFolder, *, status: Status | None = None, plan: Plan | None = None) -> RunOverview:
@@ -38,4 +39,5 @@ class RunOverview:
             spent=Spending.of(folder, progress, plan=plan),
             attempts=sum(event["kind"] == "attempt" for event in events),
             checkpoint=saved[-1] if saved else None,
+            fault=next((event for event in reversed(events) if event["kind"] == "fault"), None),
         )

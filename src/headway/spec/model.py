@@ -187,6 +187,17 @@ class Notify:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Explain:
+    """A failure that you know: what `headway why` says of it, and whether it is retried."""
+
+    match: str  # a regular expression, matched within one line of the output; its (?P<name>…) are {name} below
+    cause: str  # what it means
+    fix: str = field(default="", metadata=OPTIONAL)  # what to do or type next
+    # retry: another attempt may succeed; wait: after a longer pause; once: and never twice at the same line; never
+    retry: Literal["retry", "wait", "once", "never"] = field(default="once", metadata=OPTIONAL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
     """A phase of training with its own settings."""
 
@@ -248,6 +259,7 @@ class Job:
     budget: Budget = field(default_factory=Budget)  # limits in dollars and hours, over all attempts and nodes
     max_wait: Seconds | None = None  # the longest time to wait in a queue; not counted as spent
     retries: Annotated[int, ">= 0"] = 3  # how often to restart after a crash, over all attempts
+    explain: tuple[Explain, ...] = field(default=(), metadata=OPTIONAL)  # failures of your own that `why` explains
     secrets: Mapping[Variable, Secret] = field(default_factory=dict)  # variable: reference to its secret
     log_to: tuple[TrackerName, ...] = ()  # trackers, besides the run folder
     env: Mapping[Variable, ReferenceText] = field(default_factory=dict)  # environment variables of every rank

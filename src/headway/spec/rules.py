@@ -137,6 +137,18 @@ def job_problems(tree: Node) -> Iterator[Problem]:
             yield Problem(what=what, where=secrets[name].key_or_value, fix="keep one of the two")
     yield from _repeated(job.get("phases"), "name", "phases")
     yield from _repeated(job.get("mounts"), "at", "mounts")
+    yield from _broken_patterns(job.get("explain"))
+
+
+def _broken_patterns(rules: Node | None) -> Iterator[Problem]:
+    for rule in rules.value if rules is not None and isinstance(rules.value, tuple) else ():
+        pattern = members(rule).get("match")
+        try:
+            re.compile(str(pattern.value) if pattern is not None else "")
+        except re.error as error:
+            assert pattern is not None
+            what = f"explain: {pattern.value!r} is not a regular expression: {error}"
+            yield Problem(what=what, where=pattern.where, fix=r"escape special characters: \( \[ \. \* \?")
 
 
 def _under(job: dict[str, Node], key: str) -> dict[str, Node]:

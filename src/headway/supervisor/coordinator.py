@@ -15,6 +15,7 @@ from headway.core.errors import FAILED, WORKER_RESTART
 from headway.core.plan import EXACT, UNKNOWN, describe_next_start
 from headway.core.program import is_project
 from headway.core.python_errors import last_error
+from headway.diagnose.matching import user_rules
 from headway.rundir.lease import spent_usd
 from headway.rundir.submission import utc_now
 from headway.storage import local_path
@@ -64,6 +65,7 @@ class Coordinator:
         self.node, self._heartbeat, self._rendezvous = node, heartbeat, rendezvous
         self.attempt, self._history, self._last_started = attempt, history, last_attempt
         self._refusal = refusal
+        self._rules = user_rules(node.plan.job)
         self._started_at = time.monotonic()
         self._peers: dict[int, Connected] = {}
         self._exits: dict[int, RankExit] = {}
@@ -101,14 +103,28 @@ class Coordinator:
                 first_pause_s=self.node.settings.first_pause_s,
                 max_same_step_crashes=self.node.settings.max_same_step_crashes,
                 no_auto_restart=restart_policy.costly_restart(self.node.plan, self.node.folder.name),
+                rules=self._rules,
             )
+            self._record_decision(decision)
             if isinstance(decision, AttemptOutcome):
                 if decision.not_retried:
                     self.event("not_retried", reason=decision.not_retried)
                 return decision
-            self._history = self._history.with_result(result)
+            self._history = self._history.with_result(result, decision.fault)
             if not self._prepare_next(decision):
                 return restart_policy.stopped(self.node.stop)
+
+    def _record_decision(self, decision: AttemptOutcome | Restart) -> None:
+        """Record the class of a crash, and what follows from it."""
+        fault = decision.fault
+        if fault is None:
+            return
+        known: dict[str, Any] = {"name": fault.name, "fix": fault.fix} if fault.name else {}
+        known |= {"class": fault.retry.value, "cause": fault.why}
+        pause = f" in {decision.pause_s:g} s" if isinstance(decision, Restart) and decision.pause_s else ""
+        decided = f"retried{pause}" if isinstance(decision, Restart) else "not retried"
+        self.event("fault", decision=decided, reason=decision.reason, **known)
+        self.node.log(f"{fault.name or 'failure'} ({fault.retry.value}): {fault.why}: {decided}")
 
     def conclude(self, outcome: AttemptOutcome) -> bool:
         """Write the last event, flush everything and release the lease.

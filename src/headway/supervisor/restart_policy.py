@@ -11,7 +11,8 @@ from typing import Any
 
 from headway.core.errors import BAD_INPUT, FAILED, WORKER_DONE, WORKER_RESTART
 from headway.core.plan import BEGINNING, Plan
-from headway.core.python_errors import last_error
+from headway.diagnose.fault import Fault, classify
+from headway.diagnose.matching import FailureRule, Retry
 from headway.rundir.lease import LeaseRecord, seconds_spent, usd_per_hour
 from headway.supervisor.processes import RankExit
 
@@ -20,8 +21,8 @@ QUICK_CRASH_S = (
     60.0  # a crash this soon after the start, by a rank that never reported a step, counts as one at the start
 )
 MAX_PAUSE_S = 60.0
+WAIT_FACTOR, MAX_WAIT_S = 30.0, 600.0  # pauses after a failure that only time mends: 30 s, 1 min, … 10 min
 _MAX_DOUBLINGS = 30  # bounds the exponent: thousands of restarts would overflow a float
-_NO_COMMAND = (126, 127)  # exit codes of a command that cannot be executed or is not found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +34,7 @@ class AttemptOutcome:
     exit_code: int
     crash: RankExit | None = None
     not_retried: str = ""  # why a crash was not retried although retries were left
+    fault: Fault | None = None  # the class of the crash
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,7 @@ class Restart:
     count: int  # of restarts, over all attempts
     pause_s: float
     not_counted: bool = False  # does not count as a retry, because the next attempt runs with other settings
+    fault: Fault | None = None  # the class of the crash
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,14 +72,16 @@ class AttemptHistory:
     restarts: int = 0
     crashes: tuple[int | None, ...] = ()  # the step of each crash; -1: at the start; None: unknown
     exception: str = ""  # the exception and line of the last crash; "": unknown
+    retry: str = ""  # the class of the last crash
     micro_batches: int = 1  # micro-batches per batch, raised when memory ran out
 
-    def with_result(self, result: AttemptResult) -> AttemptHistory:
+    def with_result(self, result: AttemptResult, fault: Fault | None = None) -> AttemptHistory:
         step = None if result.micro_batches > self.micro_batches else crash_step(result.crash)
         return replace(
             self,
             crashes=(*self.crashes, step),
             exception=result.crash.exception if result.crash else "",
+            retry=fault.retry.value if fault else "",
             micro_batches=max(self.micro_batches, result.micro_batches),
         )
 
@@ -92,6 +97,7 @@ def read_history(events: Sequence[Mapping[str, Any]], record: LeaseRecord | None
         restarts=sum(event.get("kind") == "restart" and not event.get("free") for event in events),
         crashes=tuple(event.get("place") for event in crashes),
         exception=str(crashes[-1].get("exception") or "") if crashes else "",
+        retry=next((str(event.get("class")) for event in reversed(events) if event.get("kind") == "fault"), ""),
         micro_batches=max(
             (int(event.get("cut_to", 1)) for event in events if event.get("kind") == "failed"), default=1
         ),
@@ -121,37 +127,52 @@ def decide(
     first_pause_s: float = 1.0,
     max_same_step_crashes: int = MAX_SAME_STEP_CRASHES,
     no_auto_restart: str = "",
+    rules: Sequence[FailureRule] = (),
 ) -> AttemptOutcome | Restart:
     """Decide whether to restart the ranks or end the run.
 
     `history` does not include `result`. A non-empty `no_auto_restart` forbids automatic restarts and gives the reason.
+    `rules` are the job's own failure rules.
     """
     outcome = _outcome_without_crash(result)
     if outcome is not None:
         return outcome
-    crash = result.crash
+    crash, fault = result.crash, fault_of(result.crash, rules)
     reason = str(crash) if crash is not None else result.lost
     if crash is not None and crash.code == BAD_INPUT:
-        reason = f"{reason}: bad input, not retried"
-        return AttemptOutcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
+        reason, fault = f"{reason}: bad input, not retried", replace(fault, retry=Retry.NEVER)
+        return AttemptOutcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash, fault=fault)
     if result.micro_batches > history.micro_batches:
         reason = f"out of memory: each batch is now computed in {result.micro_batches} micro-batches"
-        return Restart(reason=reason, count=history.restarts, pause_s=0.0, not_counted=True)
-    why = _certain_to_fail(history, crash) or _crash_loop(history.with_result(result), max_same_step_crashes)
+        return Restart(reason=reason, count=history.restarts, pause_s=0.0, not_counted=True, fault=fault)
+    why = _certain_to_fail(fault, history, crash) or _crash_loop(history.with_result(result), max_same_step_crashes)
     if why:
         reason = f"{reason}: {why}"
-        return AttemptOutcome(state="failed", reason=reason, exit_code=FAILED, crash=crash, not_retried=why)
-    if history.restarts >= retries:
-        used = (
-            "not retried (retries: 0)"
-            if retries == 0
-            else f"gave up after {retries} {'retry' if retries == 1 else 'retries'}"
+        return AttemptOutcome(
+            state="failed", reason=reason, exit_code=FAILED, crash=crash, not_retried=why, fault=fault
         )
-        return AttemptOutcome(state="failed", reason=f"{reason}: {used}", exit_code=FAILED, crash=crash)
-    if no_auto_restart:
-        return AttemptOutcome(state="failed", reason=f"{reason}: {no_auto_restart}", exit_code=FAILED, crash=crash)
-    pause = min(MAX_PAUSE_S, first_pause_s * 2 ** min(history.restarts, _MAX_DOUBLINGS))
-    return Restart(reason=reason, count=history.restarts + 1, pause_s=pause)
+    limit = no_auto_restart
+    if history.restarts >= retries:
+        retried = "1 retry" if retries == 1 else f"{retries} retries"
+        limit = f"gave up after {retried}" if retries else "not retried (retries: 0)"
+    if limit:
+        reason = f"{reason}: {limit}"
+        return AttemptOutcome(state="failed", reason=reason, exit_code=FAILED, crash=crash, fault=fault)
+    pause_s = _pause_s(fault, history.restarts, first_pause_s)
+    return Restart(reason=reason, count=history.restarts + 1, pause_s=pause_s, fault=fault)
+
+
+def fault_of(crash: RankExit | None, rules: Sequence[FailureRule] = ()) -> Fault:
+    """Return the class of a crash; without one, a node was lost."""
+    if crash is None:
+        return Fault(retry=Retry.RETRY, why="a node was lost", name="node-lost")
+    return classify(crash.lines, code=crash.code, signal=crash.signal, exception=crash.exception, rules=rules)
+
+
+def _pause_s(fault: Fault, restarts: int, first_pause_s: float) -> float:
+    """Return the pause before a restart: it doubles each time, and is longer where only time helps."""
+    doubled: float = first_pause_s * 2 ** min(restarts, _MAX_DOUBLINGS)
+    return min(MAX_WAIT_S, WAIT_FACTOR * doubled) if fault.retry is Retry.WAIT else min(MAX_PAUSE_S, doubled)
 
 
 def costly_restart(plan: Plan, run: str) -> str:
@@ -199,27 +220,32 @@ def _with_killed_ranks(reason: str, result: AttemptResult) -> str:
     return f"{reason}; rank {ranks} did not exit in time and was killed"
 
 
-def _certain_to_fail(history: AttemptHistory, crash: RankExit | None) -> str:
+def _certain_to_fail(fault: Fault, history: AttemptHistory, crash: RankExit | None) -> str:
     """Return why the same code would fail again, or "".
 
-    A missing module and a syntax error are certain at once. Any other exception is, if it was raised at the same line
-    as in the attempt before, unless that attempt got less far, or a network, a disk or memory may be the cause.
+    A fault that no retry mends is certain at once. One that a retry may mend is retried once: if the next attempt gets
+    no further, it is certain too.
     """
     if crash is None:
         return ""
-    if crash.code in _NO_COMMAND and not crash.signal:
-        return "the command cannot be executed, so it is not retried"
-    error = last_error(crash.lines)
-    if error is None or not crash.exception:
+    if fault.retry is Retry.NEVER:
+        what = f"{crash.exception}: the same code would fail again" if crash.exception else fault.why
+        return f"{what}, so it is not retried"
+    if fault.retry not in (Retry.ONCE, Retry.SMALLER) or _got_further(history, crash):
         return ""
-    if error.is_fatal:
-        return f"{crash.exception}: the same code would fail again, so it is not retried"
-    if error.is_transient or history.exception != crash.exception:
-        return ""
+    if crash.exception and history.exception == crash.exception:
+        return f"{crash.exception}, as in the attempt before, so it is not retried"
+    if history.retry == fault.retry.value:
+        return f"{fault.why}, for the second time without getting further, so it is not retried"
+    return ""
+
+
+def _got_further(history: AttemptHistory, crash: RankExit) -> bool:
+    """Whether an attempt failed at a later step than the one before, or after long if it reported no steps."""
     before, now = history.crashes[-1] if history.crashes else None, crash_step(crash)
-    if before is not None and now is not None and now > before:
-        return ""
-    return f"{crash.exception}, as in the attempt before, so it is not retried"
+    if before is None or now is None:
+        return not crash.exception and now is None
+    return now > before
 
 
 def _crash_loop(history: AttemptHistory, limit: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.diagnose.diagnosis import FailureRule
+from headway.diagnose.matching import FailureRule, Retry
 
 RULES = (
     FailureRule(
@@ -77,6 +77,19 @@ RULES = (
         fix="gcloud billing projects link {project} --billing-account=…",
     ),
     FailureRule(
+        name="quota-zero",
+        pattern=r"Quota '(?P<name>\w+)' exceeded.*Limit: 0(?:\.0)?\b",
+        cause="the project has no quota at all for this: waiting does not help",
+        fix="request some: https://console.cloud.google.com/iam-admin/quotas?project={project}   (or --set"
+        " resources.accelerator=…)",
+    ),
+    FailureRule(
+        name="quota-needs-limits",
+        pattern=r"failed quota: (?P<quota>[\w.-]+): must specify (?P<missing>[\w.,/ -]+)",
+        cause="the namespace's quota {quota} admits only pods that state {missing}",
+        fix="state them: --set resources.cpus=4 --set resources.memory=16GB",
+    ),
+    FailureRule(
         name="quota",
         pattern=r"quota metrics exceed quota limits:? ?(?P<metric>[\w./]*)|QUOTA_EXCEEDED"
         r"|Quota '(?P<name>\w+)' exceeded"
@@ -85,6 +98,7 @@ RULES = (
         fix="request more: https://console.cloud.google.com/iam-admin/quotas?project={project}   (or --set"
         " resources.accelerator=…,"
         " another region, spot)",
+        retry=Retry.WAIT,
     ),
     FailureRule(
         name="stock-out",
@@ -95,6 +109,7 @@ RULES = (
         r"|currently unavailable in the \S+ zone",
         cause="the cloud has no capacity for this machine in that zone or region at the moment",
         fix="headway prices {accelerator} shows other regions; or another accelerator, or max_wait: 6h to wait for one",
+        retry=Retry.WAIT,
     ),
     FailureRule(
         name="preempted",
@@ -103,6 +118,7 @@ RULES = (
         r"|node is (?:being )?shut(?:ting)? down|imminent node shutdown",
         cause="the spot machine was preempted",
         fix="headway resume {run}   ({again}; --set resources.spot=false uses on-demand machines)",
+        retry=Retry.RETRY,
     ),
     FailureRule(
         name="machine-not-offered",

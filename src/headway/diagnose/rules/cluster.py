@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.diagnose.diagnosis import FailureRule
+from headway.diagnose.matching import FailureRule, Retry
 
 RULES = (
     FailureRule(
@@ -24,10 +24,34 @@ RULES = (
         " {region}-docker.pkg.dev where you push",
     ),
     FailureRule(
+        name="image-pull-limit",
+        pattern=r"toomanyrequests:|reached your (?:unauthenticated )?pull rate limit",
+        cause="the registry limits how many images are pulled",
+        fix="wait, or log in where you pull: pull_secrets: in the target (kubectl create secret docker-registry …)",
+        retry=Retry.WAIT,
+    ),
+    FailureRule(
+        name="image-pull-network",
+        pattern=r"(?:failed to (?:pull|resolve|do request|copy)|pulling (?:image|from host)|Get \"https?://[^\"]+/v2/).*"
+        r"(?:i/o timeout|TLS handshake timeout|connection (?:refused|reset)|no such host|unexpected EOF"
+        r"|deadline exceeded|server misbehaving|network is unreachable)",
+        cause="the node cannot reach the image's registry",
+        fix="check the registry's name in image.uri or image.repository, and the node's network and DNS",
+        retry=Retry.WAIT,
+    ),
+    FailureRule(
+        name="container-not-created",
+        pattern=r"CreateContainer(?:Config)?Error|RunContainerError|failed to create (?:containerd task|shim task)"
+        r"|OCI runtime create failed: (?!.*no such file)|failed to create containerd container",
+        cause="the container runtime cannot start the container",
+        fix="kubectl describe pod -n {namespace} -l headway.run={run}   (the events say why)",
+    ),
+    FailureRule(
         name="image-pull",
         pattern=r"ImagePullBackOff|ErrImagePull|InvalidImageName|Back-off pulling image \"?(?P<image>[^\"\s]*)",
         cause="the node cannot pull the image",
         fix="kubectl describe pod -n {namespace} -l headway.run={run}   (the events say why); headway image --push",
+        retry=Retry.WAIT,
     ),
     FailureRule(
         name="kubernetes-forbidden",
@@ -51,6 +75,7 @@ RULES = (
         r"|couldn't get current server API group list",
         cause="the cluster's API is unreachable",
         fix="kubectl cluster-info; then gcloud container clusters get-credentials {cluster} --location {location}",
+        retry=Retry.WAIT,
     ),
     FailureRule(
         name="namespace-missing",
@@ -80,6 +105,7 @@ RULES = (
         r"|FailedScheduling|NotTriggerScaleUp",
         cause="no node has enough resources, and none can be added",
         fix="kubectl get nodes -L cloud.google.com/gke-accelerator; add a pool: headway infra gcp; or request less",
+        retry=Retry.WAIT,
     ),
     FailureRule(
         name="volume-not-mounted",
@@ -89,12 +115,14 @@ RULES = (
         cause="a volume of `mounts` cannot be mounted",
         fix="kubectl get pvc -n {namespace}; for NFS: check the export and the nodes' network; for a path: that it"
         " exists there",
+        retry=Retry.ONCE,
     ),
     FailureRule(
         name="crash-loop",
         pattern=r"CrashLoopBackOff|Back-off restarting failed container",
         cause="the container exits repeatedly right after it starts",
         fix="headway logs {run}; if that is empty: kubectl logs -n {namespace} -l headway.run={run} --previous",
+        retry=Retry.ONCE,
     ),
     FailureRule(
         name="command-not-found",
@@ -147,12 +175,14 @@ RULES = (
         pattern=r"DUE TO TIME LIMIT|JobState=TIMEOUT|\bTIMEOUT\b.*slurm",
         cause="Slurm ended the job at its time limit",
         fix="headway resume {run}   ({again}), or raise `time` of the target",
+        retry=Retry.RETRY,
     ),
     FailureRule(
         name="slurm-node-failed",
         pattern=r"DUE TO NODE FAILURE|NODE_FAIL",
         cause="a node of the cluster failed",
         fix="headway resume {run}   ({again})",
+        retry=Retry.RETRY,
     ),
     FailureRule(
         name="ssh-refused",
@@ -160,5 +190,6 @@ RULES = (
         r"|Host key verification failed|Permission denied \(publickey",
         cause="the SSH connection to the machine failed",
         fix="try it by hand: ssh -v USER@HOST; then headway doctor",
+        retry=Retry.WAIT,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.diagnose.diagnosis import FailureRule
+from headway.diagnose.matching import FailureRule, Retry
 
 RULES = (
     FailureRule(
@@ -11,6 +11,13 @@ RULES = (
         r"|Function '\w+' returned nan values|loss (?:is|=|:) ?nan\b",
         cause="the loss is NaN or infinite: the training diverged",
         fix="lower the learning rate (--set config.lr=…) or clip gradients; config.nan=skip skips such batches",
+    ),
+    FailureRule(
+        name="missing-extra",
+        pattern=r"needs Headway's extra \[(?P<extra>[\w,-]+)\]",
+        cause="Headway is installed without its part [{extra}] where this ran",
+        fix="add headway[{extra}] to requirements.txt (requirements: in the job file), then headway run",
+        fix_here="{python} -m pip install 'headway[{extra}]', then headway run",
     ),
     FailureRule(
         name="missing-module",
@@ -99,6 +106,7 @@ RULES = (
         pattern=r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:exited unexpectedly|is killed by signal)",
         cause="a data loader worker died, usually because memory ran out or an image library crashed",
         fix="--set config.workers=0 shows the real error",
+        retry=Retry.ONCE,
     ),
     FailureRule(
         name="recursion",
@@ -120,5 +128,6 @@ RULES = (
         r"|terminate called after throwing",
         cause="a library crashed in native code",
         fix="--env PYTHONFAULTHANDLER=1 shows where; then try another version of that package",
+        retry=Retry.ONCE,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.diagnose.diagnosis import FailureRule
+from headway.diagnose.matching import FailureRule, Retry
 
 RULES = (
     FailureRule(
@@ -18,6 +18,19 @@ RULES = (
         pattern=r"the variable (?P<variable>\w+) is not set|the secret's file cannot be read",
         cause="a secret of the job file is not available on the training machine",
         fix="headway doctor; secrets with env: must be exported in the shell that runs headway",
+    ),
+    FailureRule(
+        name="wandb-key",
+        pattern=r"wandb.*(?:api_key not configured|No API key configured|API key must be \d+ characters)"
+        r"|wandb\.errors\.\w*(?:AuthenticationError|UsageError).*api.?key",
+        cause="Weights & Biases has no API key on the training machine",
+        fix="secrets: {WANDB_API_KEY: env:WANDB_API_KEY} in the job file; or --env WANDB_MODE=offline",
+    ),
+    FailureRule(
+        name="gated-model",
+        pattern=r"GatedRepoError|Cannot access gated repo|You are trying to access a gated repo",
+        cause="the model or data set on Hugging Face needs your consent and a token",
+        fix="accept its terms on its page, then secrets: {HF_TOKEN: env:HF_TOKEN} in the job file",
     ),
     FailureRule(
         name="bucket-not-found",
@@ -39,6 +52,7 @@ RULES = (
         r"|NoSuchKey|No such object: (?P<object>\S+)|BlobNotFound",
         cause="a file or object that the training reads does not exist on the training machine",
         fix="list it under `data` with a URL (it is downloaded), or put it next to the job file (it is uploaded)",
+        retry=Retry.ONCE,
     ),
     FailureRule(
         name="damaged-picture",
@@ -53,6 +67,7 @@ RULES = (
         r"|EOFError: Compressed file ended|ArrowInvalid",
         cause="data or a download is incomplete or damaged",
         fix="headway data verify DEST; then download or prepare it again",
+        retry=Retry.ONCE,
     ),
     FailureRule(
         name="read-only",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.diagnose.diagnosis import FailureRule
+from headway.diagnose.matching import FailureRule, Retry
 
 RULES = (
     FailureRule(
@@ -31,6 +31,7 @@ RULES = (
         cause="no accelerator is visible to the process: no driver, no device assigned, or a torch without CUDA",
         fix="nvidia-smi on the machine; in containers the NVIDIA toolkit; on GKE nodes the driver's daemonset"
         " (headway doctor)",
+        retry=Retry.ONCE,
     ),
     FailureRule(
         name="gpu-fell-off",
@@ -38,12 +39,14 @@ RULES = (
         r"|unspecified launch failure",
         cause="the accelerator hardware failed",
         fix="headway resume {run}   (on another machine: {again})",
+        retry=Retry.RETRY,
     ),
     FailureRule(
         name="illegal-memory-access",
         pattern=r"illegal memory access was encountered|CUDA error: misaligned address",
         cause="illegal memory access on the accelerator: a bug in an extension, or an index out of range",
         fix="headway run --env CUDA_LAUNCH_BLOCKING=1   (shows the line)",
+        retry=Retry.ONCE,
     ),
     FailureRule(
         name="device-side-assert",
@@ -59,6 +62,7 @@ RULES = (
         r"|cuDNN version incompatibility",
         cause="cuDNN failed: another version is found first, or memory was full at its start",
         fix="unset LD_LIBRARY_PATH; if that does not help, --set config.accumulate=2",
+        retry=Retry.ONCE,
     ),
     FailureRule(
         name="missing-library",

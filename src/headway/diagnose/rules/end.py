@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.diagnose.diagnosis import FailureRule
+from headway.diagnose.matching import FailureRule, Retry
 
 RULES = (
     FailureRule(
@@ -12,6 +12,7 @@ RULES = (
         r"|job.* exceeded.*(?:max|time).*(?:timeout|limit)|the limit of \d+ s on this machine was reached",
         cause="the target's time limit ended the run",
         fix="headway resume {run}   ({again}), with a larger budget.hours",
+        retry=Retry.RETRY,
     ),
     FailureRule(
         name="budget",
@@ -37,5 +38,6 @@ RULES = (
         r"ended without reporting why|(?:nothing was heard|no heartbeat) from \S+ for",
         cause="the machine was switched off or preempted, or the supervisor was killed",
         fix="headway resume {run}   ({again})",
+        retry=Retry.RETRY,
     ),
 )

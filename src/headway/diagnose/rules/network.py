@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.diagnose.diagnosis import FailureRule
+from headway.diagnose.matching import FailureRule, Retry
 
 RULES = (
     FailureRule(
@@ -12,18 +12,21 @@ RULES = (
         r"|Timed out after \d+ seconds waiting for clients|waiting for clients\. \d+/\d+ clients joined",
         cause="not all nodes joined: one could not start, or cannot reach node 0",
         fix="headway logs {run} --rank 1; check that the nodes can reach each other's ports",
+        retry=Retry.WAIT,
     ),
     FailureRule(
         name="nccl-timeout",
         pattern=r"Watchdog caught collective operation timeout|collective operation timeout: WorkNCCL",
         cause="a collective operation timed out: another rank is stuck, slow or gone",
         fix="headway logs {run}   (the rank without output is the cause); headway resume {run} ({again})",
+        retry=Retry.RETRY,
     ),
     FailureRule(
         name="nccl-error",
         pattern=r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError|NCCL error",
         cause="NCCL cannot communicate between these accelerators or machines",
         fix="headway run --env NCCL_DEBUG=INFO; with several network interfaces --env NCCL_SOCKET_IFNAME=eth0",
+        retry=Retry.RETRY,
     ),
     FailureRule(
         name="gloo-timeout",
@@ -32,18 +35,30 @@ RULES = (
         r"|\[\.\./third_party/gloo.*Timed out waiting",
         cause="a gloo operation timed out: another rank is stuck, slow or gone",
         fix="headway logs {run}   (the rank without output is the cause); headway resume {run} ({again})",
+        retry=Retry.RETRY,
     ),
     FailureRule(
         name="gloo-peer-gone",
         pattern=r"gloo.*(?:Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused)",
         cause="another rank exited during a reduction: it failed first",
         fix="headway why {run} --rank …, or headway logs {run}: the first rank that failed is the cause",
+        retry=Retry.RETRY,
     ),
     FailureRule(
         name="port-taken",
         pattern=r"(?:EADDRINUSE|Address already in use|address already in use)",
         cause="the port is in use by another process",
         fix="leave out --env MASTER_PORT, or stop the process that uses the port (ss -ltnp)",
+        retry=Retry.RETRY,
+    ),
+    FailureRule(
+        name="rate-limited",
+        pattern=r"429 Too Many Requests|HTTP Error 429|Too Many Requests for url|429 Client Error|rateLimitExceeded"
+        r"|RateLimitError|TooManyRequestsException|ThrottlingException|An error occurred \(SlowDown\)"
+        r"|error code:? 429|RESOURCE_EXHAUSTED.*(?:rate|per minute)",
+        cause="a service refuses requests because there were too many in a short time",
+        fix="headway resume {run}   ({again}); fewer loader workers or ranks ask less often",
+        retry=Retry.WAIT,
     ),
     FailureRule(
         name="name-not-resolved",
@@ -51,6 +66,7 @@ RULES = (
         r"|Could not resolve host:? ?(?P<host>[\w.-]*)",
         cause="a host name could not be resolved on the training machine",
         fix="the machine has no internet access or no DNS: put data and weights into the bucket or the image",
+        retry=Retry.WAIT,
     ),
     FailureRule(
         name="certificate",

@@ -108,9 +108,9 @@ def test_a_run_without_checkpoints_says_so(tmp_path: Path) -> None:
         evaluate_run(str(folder))
 
 
-def test_a_script_is_told_that_it_scores_itself(tmp_path: Path) -> None:
+def test_a_script_without_a_model_is_sent_to_its_weights(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan_of(Job(name="own", script="train.py")).to_json())
-    with pytest.raises(BadInput, match="runs a script"):
+    with pytest.raises(BadInput, match="as files: headway export"):
         evaluate_run(str(tmp_path))
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from headway.artifacts.checkpoint_model import open_trained
-from headway.artifacts.export import write_graphs, write_pth
+from headway.artifacts.export import write_graphs
 from headway.artifacts.onnx import Graph, NotExported, write_onnx, write_pt2
+from headway.artifacts.weights import write_weights
 from headway.core.errors import BadInput
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.model import Grader
@@ -27,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_checkpoints_and_best_weights_are_written_under_the_names_of_old(run: Path, tmp_path: Path) -> None:
-    names = write_pth(str(run), str(tmp_path / "pth"))
+    names = write_weights(str(run), "pth", str(tmp_path / "pth")).files
     assert set(names) == {
         "phase1_best.pth",
         "phase2_best.pth",
@@ -47,7 +48,7 @@ def test_checkpoints_and_best_weights_are_written_under_the_names_of_old(run: Pa
 @pytest.mark.slow
 def test_what_was_pulled_is_enough_to_go_on_elsewhere(run: Path, tmp_path: Path) -> None:
     """The settings rebuild the model, every weight fits, and training may start from the file."""
-    write_pth(str(run), str(tmp_path))
+    write_weights(str(run), "pth", str(tmp_path))
     settings = json.loads((tmp_path / "psa_dual_branch_config.json").read_text())
     grades = settings.pop("grades")
     model = Grader(from_plain(settings, Config, where="test"), grades)
@@ -125,7 +126,7 @@ def test_what_cannot_be_traced_is_said_with_what_to_do_instead(tmp_path: Path) -
 def test_files_are_not_put_in_place_of_a_file(run: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(BadInput, match="is a file"):
-        write_pth(str(run), str(tmp_path / "taken"))
+        write_weights(str(run), "pth", str(tmp_path / "taken"))
 
 
 @pytest.mark.slow

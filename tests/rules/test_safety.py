@@ -15,7 +15,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 READS_FOREIGN_WEIGHTS = (
     "training/checkpoint/init_weights.py",
-    "load_torch_file",
+    "read_torch_file",
 )
 
 

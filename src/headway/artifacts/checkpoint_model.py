@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from headway.artifacts.evaluate import program_has_no_model
 from headway.core.errors import BadInput, NoCheckpoint, NotThere
 from headway.plugins import RECIPES, Recipe
 from headway.rundir.history import scores_in
@@ -50,9 +53,9 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> CheckpointModel:
     folder = RunFolder(store)
     plan = folder.plan()
     job = undump(plan.job, where=run_url)
-    recipe = recipe_of(job)
+    recipe = recipe_of(job, folder.name)
     config = from_plain(job.config, recipe.load_config(), where=run_url)
-    step, source = _step(store, checkpoint)
+    step, source = named_step(store, checkpoint)
     try:
         loaded = CheckpointReader(store).load(step)
     except CheckpointDamaged as problem:
@@ -93,12 +96,36 @@ def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state["model"], **averaged}
 
 
-def recipe_of(job: Job) -> Recipe:
+def weights_of(state: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Find the models in a checkpoint of any script: the state dicts by name, without optimizers and random states.
+
+    Averaged weights (`run.average`, under `average_1`) replace those of the model that has them all.
+    """
+    models = dict(_state_dicts(state, ""))
+    for key, average in state.items():
+        averaged = average.get("weights", {}) if key.startswith("average_") and isinstance(average, Mapping) else {}
+        owner = next((each for each in models.values() if averaged and averaged.keys() <= each.keys()), None)
+        if owner is not None:
+            owner |= averaged
+    return models
+
+
+_NO_MODEL = ("run", "optimizer", "optim", "scaler", "rng", "random", "average_")  # keys of a checkpoint
+
+
+def _state_dicts(state: Mapping[str, Any], name: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    tensors = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
+    if tensors and all(isinstance(value, Tensor) or str(key).endswith("_extra_state") for key, value in state.items()):
+        yield name or "model", tensors
+    elif "param_groups" not in state:
+        for key, value in state.items():
+            if isinstance(value, Mapping) and not str(key).startswith(_NO_MODEL):
+                yield from _state_dicts(value, f"{name}.{key}" if name else str(key))
+
+
+def recipe_of(job: Job, run: str = "RUN") -> Recipe:
     if job.recipe is None:
-        raise BadInput(
-            f"{job.name} runs a script, and only the models of recipes can be evaluated and exported by Headway",
-            fix="evaluate and export in the script: run.score(…), run.finish(bundle)",
-        )
+        raise program_has_no_model(run)
     if job.recipe not in RECIPES:
         raise BadInput(
             f"this version of Headway has no recipe {job.recipe!r}", fix=f"choose one of {', '.join(RECIPES)}"
@@ -118,7 +145,7 @@ def _best_of_phases_name(kept: Sequence[CheckpointEntry]) -> tuple[int, str] | N
     return max(found, default=None)
 
 
-def _step(store: Store, checkpoint: str) -> tuple[int, str]:
+def named_step(store: Store, checkpoint: str) -> tuple[int, str]:
     """Resolve a checkpoint's name to its step and the name it was found under."""
     kept = CheckpointReader(store).list_commits()
     if not kept:

@@ -32,6 +32,7 @@ class RunSummary:
     name: str
     url: str
     recipe: str
+    can_eval: bool = True  # whether `headway eval` can score it, for intervals
     measured: str  # on which data: "test of builtin:cards, 1,000 inputs", or "its validation data"
     metrics: Mapping[str, float]
     samples: Mapping[str, Any]  # per metric, each input's contribution; empty if the run was not evaluated
@@ -54,6 +55,7 @@ def read_run(url: str) -> RunSummary:
         name=folder.name,
         url=url,
         recipe=str(job.get("recipe") or program_words(job)[0]),
+        can_eval=bool(job.get("recipe")),
         measured=_measured(report, scored=bool(scores)),
         metrics=dict(report["metrics"]) if report else scores or _last_values(curves),
         samples=_samples(folder, report),
@@ -182,7 +184,7 @@ def _thin(points: Sequence[tuple[float, float]]) -> list[list[float]]:
 
 
 def _notes(runs: Sequence[RunSummary]) -> list[str]:
-    unmeasured = [run for run in runs if not run.samples and run.measured != LAST_LOGGED]
+    unmeasured = [run for run in runs if not run.samples and run.can_eval]
     notes = [f"{run.name} has no intervals: headway eval {run.name}" for run in unmeasured]
     if len({run.measured for run in runs}) > 1:
         notes.append(

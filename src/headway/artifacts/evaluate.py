@@ -18,7 +18,7 @@ from typing import Any, Final
 from headway.bundle.format import RECORD, Bundle
 from headway.core.errors import BadBundle, BadInput, NotThere
 from headway.plugins import Recipe, require_recipe
-from headway.rundir.layout import PLAN
+from headway.rundir.layout import PLAN, RunFolder
 from headway.spec.model import Cache, Data, Source
 from headway.storage import fetch_file, join, local_path, open_store
 
@@ -333,11 +333,23 @@ def bundle_of(ref: str) -> str:
     if _has(inside, RECORD):
         return inside
     if _has(ref, PLAN):
+        name = ref.rstrip("/").rsplit("/", 1)[-1]
+        job = RunFolder(open_store(ref)).plan().job
+        if not job.get("recipe"):
+            raise program_has_no_model(name)
         raise BadInput(
-            f"the run {ref.rstrip('/').rsplit('/', 1)[-1]} has exported no bundle yet",
-            fix="wait until it has finished, or export its best checkpoint: headway export RUN",
+            f"the run {name} has exported no bundle yet",
+            fix=f"wait until it has finished, or export its best checkpoint: headway export {name}",
         )
     raise BadBundle(f"{ref} is neither a bundle nor a run", fix="give a run, or a folder written by headway export")
+
+
+def program_has_no_model(run: str) -> BadInput:
+    """Return the error of a verb that needs a model, about a run whose program Headway does not know."""
+    return BadInput(
+        f"the run {run} is one of your own program, whose model Headway cannot rebuild",
+        fix=f"its weights, as files: headway export {run} --as pth (or --as safetensors)",
+    )
 
 
 def _has(url: str, key: str) -> bool:

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from headway.artifacts.checkpoint_model import CheckpointModel, open_trained
+from headway.artifacts.weights import write_files
 from headway.bundle.format import RECORD, Bundle, to_json
 from headway.bundle.publish import publish
 from headway.core.errors import BadInput, NotThere
 from headway.plugins import RECIPES, Recipe
-from headway.storage import join, local_path, open_store
-from headway.training.checkpoint.reader import CheckpointReader
-
-# Weights as `.pth` files: tensors and plain containers, no code.
-
-
-def as_pth(state: Mapping[str, Any]) -> bytes:
-    """Serialize for `torch.load(path, weights_only=True)`. The same values give the same bytes, with any strides."""
-    body = io.BytesIO()
-    torch.save(_plain(state), body)
-    return body.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    return value
+from headway.storage import join, open_store
 
 
 def export_run(run_url: str, *, to: str | None = None, checkpoint: str | None = None) -> str:
@@ -77,47 +55,6 @@ def _unpack_bundle(bundle: Bundle, folder: Path) -> Path:
 # Files for other programs
 
 
-FORMATS: Final = ("onnx", "pt2", "pth")
-_EPOCH: Final = "epoch_"
-
-
-def write_pth(run_url: str, to: str) -> list[str]:
-    """Write every named checkpoint, and the best weights with their settings; return the file names.
-
-    phase1_best.pth, checkpoint_epoch_5.pth …: {"model_state_dict", "step", "epoch", "scores"}
-    NAME_state_dict.pth, NAME_config.json: the best weights alone, and the settings to use them with
-    """
-    return _write_files(_pth_files(run_url), to)
-
-
-def _pth_files(run_url: str) -> Iterator[tuple[str, bytes]]:
-    for kept in CheckpointReader(open_store(run_url)).list_commits():
-        for name in kept.names:
-            trained = open_trained(run_url, name)
-            body = {
-                "model_state_dict": _weights(trained.model.state_dict()),
-                "step": kept.step,
-                "epoch": kept.epoch,
-                "scores": dict(trained.scores),
-            }
-            yield _file_name(name), as_pth(body)
-    best = open_trained(run_url)
-    yield from _best_files(best.bundle(), _weights(best.model.state_dict()))
-
-
-def _file_name(checkpoint: str) -> str:
-    return f"checkpoint_{checkpoint}.pth" if checkpoint.startswith(_EPOCH) else f"{checkpoint}.pth"
-
-
-def _best_files(parts: Any, weights: dict[str, Tensor]) -> Iterator[tuple[str, bytes]]:
-    yield f"{parts.name}_state_dict.pth", as_pth(weights)
-    settings = f"{parts.name}_config.json"
-    yield settings, parts.files.get(settings) or to_json(dict(parts.config))
-    for name, body in parts.files.items():
-        if name not in (settings, f"{parts.name}_state_dict.pth"):
-            yield name, body  # a vocabulary, a tokenizer: the weights cannot be used without them
-
-
 def write_graphs(ref: str, kind: str, to: str, *, checkpoint: str = "best") -> dict[str, Any]:
     """Write the model as `onnx` or `pt2` files, checked against it, with a JSON record of their inputs and outputs."""
     from headway.artifacts.onnx import WRITERS
@@ -133,7 +70,7 @@ def write_graphs(ref: str, kind: str, to: str, *, checkpoint: str = "best") -> d
         made = [WRITERS[kind](graph, Path(folder)) for graph in recipe.load("graphs")(model, config)]
         record = {"name": name, "recipe": recipe.name, "format": kind, "graphs": made}
         bodies = [(path.name, path.read_bytes()) for path in sorted(Path(folder).iterdir())]
-        _write_files(iter([*bodies, *files.items(), (f"{name}_{kind}.json", to_json(record))]), to)
+        write_files(iter([*bodies, *files.items(), (f"{name}_{kind}.json", to_json(record))]), to)
     return {**record, "to": to}
 
 
@@ -157,20 +94,3 @@ def _open_model(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[
 def _is_weight_file(name: str) -> bool:
     """Whether a program needs the file beside the graph: vocabularies and settings, but not the weights."""
     return name.endswith(".json") and name not in ("bundle.json", "config.json")
-
-
-def _weights(state: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
-
-
-def _write_files(files: Iterator[tuple[str, bytes]], to: str) -> list[str]:
-    """Write files to a folder or an object store. Replaces files of the same names and no others."""
-    folder = local_path(to)
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder} is a file", fix="choose a folder")
-    store = open_store(to)
-    names = []
-    for name, body in files:
-        store.write(name, body)
-        names.append(name)
-    return names

@@ -182,8 +182,8 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_json(parser)
     parser.add_argument("--to", metavar="DIR", help="default: a folder with the run's name in the current folder")
-    parser.add_argument("--as", dest="form", choices=("pth",),
-                        help="write named checkpoints and the best weights as .pth files instead")  # fmt: skip
+    parser.add_argument("--as", dest="form", choices=("pth", "safetensors"),
+                        help="write the weights of any run as files of this format instead")  # fmt: skip
     parser.add_argument("--only", action="append", choices=PARTS, help="copy only this part; can be repeated")
 
 
@@ -198,7 +198,7 @@ def pull_command(args: argparse.Namespace) -> int:
         raise BadInput(f"{to} is the run's own folder; there is nothing to copy", fix="headway pull RUN --to DIR")
     if args.form:
         _keep_out_of_uploads(to)
-        return _as_pth(args, url, str(to))
+        return _as_weights(args, url, str(to))
     store = open_store(url)
     names = _bundle_names(join(url, "export"))
     skipped = {*names.values()}  # the same bytes as the files that bundle.json points to
@@ -252,17 +252,12 @@ def _pull_summary(tell: Report, doing: str, before: int, total: int, got: int, o
     tell(doing, before + got, total)
 
 
-def _as_pth(args: argparse.Namespace, url: str, to: str) -> int:
-    from headway.cli.model import print_written
-    from headway.core.errors import needs
+def _as_weights(args: argparse.Namespace, url: str, to: str) -> int:
+    from headway.cli.model import write_weight_files
 
     if args.only:
-        raise BadInput("--only cannot be combined with --as pth", fix="leave out --only")
-    with needs("train", "pull --as pth"):
-        from headway.artifacts.export import write_pth
-    with progress_while(f"writing {to}"):
-        files = write_pth(url, to)
-    return print_written({"to": to, "files": files}, args.json)
+        raise BadInput(f"--only cannot be combined with --as {args.form}", fix="leave out --only")
+    return write_weight_files(url, args.form, to, checkpoint=None, json=args.json)
 
 
 def _is_selected(key: str, only: list[str] | None) -> bool:

@@ -139,7 +139,8 @@ def number(value: object) -> str:
 
 
 BUNDLE = "bundle"
-FORMATS = (BUNDLE, "onnx", "pt2", "pth")
+WEIGHTS = ("pth", "safetensors")
+FORMATS = (BUNDLE, "onnx", "pt2", *WEIGHTS)
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +148,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument("--as", dest="form", choices=FORMATS, default=BUNDLE,
                         help="bundle: for Headway; onnx and pt2: graphs for other runtimes, checked against "
-                        "the model; pth: state dicts (default: bundle)")  # fmt: skip
+                        "the model; pth and safetensors: the weights of any run (default: bundle)")  # fmt: skip
     parser.add_argument(
         "--checkpoint", metavar="NAME", help="best, last, or a name (default: the one that the run exported)"
     )
@@ -169,18 +170,11 @@ def export_command(args: argparse.Namespace) -> int:
 
 
 def _files(args: argparse.Namespace, url: str) -> int:
-    with needs("train", f"export --as {args.form}"):
-        from headway.artifacts.export import write_graphs, write_pth
     to = args.to or f"{url.rstrip('/').rsplit('/', 1)[-1]}-{args.form}"
-    if args.form == "pth":
-        if args.checkpoint:
-            raise BadInput(
-                "--checkpoint cannot be combined with --as pth, which writes every named checkpoint",
-                fix="leave out --checkpoint",
-            )
-        with progress_while(f"writing {to}"):
-            files = write_pth(url, to)
-        return print_written({"to": to, "files": files}, args.json)
+    if args.form in WEIGHTS:
+        return write_weight_files(url, args.form, to, checkpoint=args.checkpoint, json=args.json)
+    with needs("train", f"export --as {args.form}"):
+        from headway.artifacts.export import write_graphs
     with progress_while(f"exporting and checking {args.form}"):
         made = write_graphs(url, args.form, to, checkpoint=args.checkpoint or "best")
     if args.json:
@@ -194,8 +188,18 @@ def _files(args: argparse.Namespace, url: str) -> int:
     return 0
 
 
-def print_written(made: dict[str, Any], json: bool) -> int:
-    print(as_json(made) if json else "\n".join(f"{made['to']}/{name}" for name in made["files"]))
+def write_weight_files(url: str, form: str, to: str, *, checkpoint: str | None, json: bool) -> int:
+    """Write the weights of a run or a bundle, and print the files."""
+    with needs("train", f"--as {form}"):
+        from headway.artifacts.weights import write_weights
+    with progress_while(f"writing {to}"):
+        made = write_weights(url, form, to, checkpoint=checkpoint)
+    if json:
+        print(as_json({"to": to, "files": made.files, **({"notes": made.notes} if made.notes else {})}))
+        return 0
+    print("\n".join(f"{to}/{name}" for name in made.files))
+    for note in made.notes:
+        print(f"note: {note}", file=sys.stderr)
     return 0
 
 

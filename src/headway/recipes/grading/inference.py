@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from headway.artifacts.export import as_pth
 from headway.artifacts.onnx import Graph
 from headway.artifacts.predictor import Answer, Field, Instance, Run
+from headway.artifacts.weights import as_pth
 from headway.bundle.format import Bundle, BundleParts, to_json
 from headway.core.errors import BadInput
 from headway.recipes.bundling import CardText, bundle_parts, copied_weights

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import PurePosixPath
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from headway.training.checkpoint.serialization import CheckpointDamaged
 from headway.training.checkpoint.staging import parse_safetensors
 
 _SHOWN = 8  # mismatches listed before "and n more"
-_TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
+TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
 
 
 def initialise(model: nn.Module, url: str) -> None:
@@ -39,7 +40,7 @@ def initialise(model: nn.Module, url: str) -> None:
 def weights_at(url: str) -> dict[str, Tensor]:
     path = PurePosixPath(url)
     try:
-        if path.suffix in _TORCH_SUFFIXES:
+        if path.suffix in TORCH_SUFFIXES:
             return load_torch_file(_read_file(url), url)
         if path.suffix == ".safetensors":
             return parse_safetensors(bytearray(_read_file(url)))
@@ -50,16 +51,22 @@ def weights_at(url: str) -> dict[str, Tensor]:
         raise BadInput(f"there are no weights to start from: {error.problem.what}", where=url) from None
 
 
-def load_torch_file(body: bytes, where: str) -> dict[str, Tensor]:
-    """Read a state dict written by torch.save: tensors and plain containers, never code."""
+def read_torch_file(body: bytes, where: str) -> Any:
+    """Read what torch.save wrote: tensors and plain containers, never code."""
     try:
-        found = torch.load(BytesIO(body), map_location="cpu", weights_only=True)
+        return torch.load(BytesIO(body), map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - a damaged or malicious pickle can raise anything
+        first = str(error).strip().partition("\n")[0]
         raise BadInput(
-            f"not a file of plain weights: {error}",
+            f"not a file of plain weights: {first}",
             where=where,
             fix="save it again with torch.save(model.state_dict(), path)",
         ) from None
+
+
+def load_torch_file(body: bytes, where: str) -> dict[str, Tensor]:
+    """Read a state dict written by torch.save: tensors and plain containers, never code."""
+    found = read_torch_file(body, where)
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]

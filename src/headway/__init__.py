@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from headway.launcher.lifecycle import launch
     from headway.planning import plan
     from headway.spec import Job
-    from headway.training import Run, start
+    from headway.training import Feed, Loader, Run, start
 
-__all__ = ["Job", "Run", "__version__", "launch", "open_run", "plan", "start"]
+__all__ = ["Feed", "Job", "Loader", "Run", "__version__", "launch", "open_run", "plan", "start"]
 
 # Imported on first use, so that `headway --help` stays instant and the CLI and the supervisor never import torch.
 _HOMES = {
+    "Feed": "headway.training",
     "Job": "headway.spec",
+    "Loader": "headway.training",
     "Run": "headway.training",
     "launch": "headway.launcher.lifecycle",
     "open_run": "headway.dashboard.notebook.run",

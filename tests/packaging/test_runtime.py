@@ -228,7 +228,7 @@ def test_the_supervisors_image_is_pushed_for_a_cluster_whose_entry_names_a_repos
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("headway.planning.build.runtime_name", lambda job, platform: "runtime-1.tar.gz")
+    monkeypatch.setattr("headway.packaging.supervisor_runtime.runtime_name", lambda job, platform: "runtime-1.tar.gz")
     pushed: list[tuple[str, str]] = []
 
     def push(engine: object, command: str, repository: str, code: Code) -> str:

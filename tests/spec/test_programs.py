@@ -8,8 +8,7 @@ import pytest
 
 from headway.core.errors import BadJob
 from headway.core.globs import matches_any
-from headway.core.placeholders import escape, fill, placeholder_names
-from headway.core.program import entry_files, program_text
+from headway.core.program import entry_files, escape_placeholders, fill_placeholders, placeholder_names, program_text
 from headway.spec import Job, dump, loads
 from headway.spec.loading import undump
 
@@ -101,10 +100,10 @@ def test_a_secrets_path_needs_a_file(tmp_path: Path) -> None:
 
 def test_placeholders_are_filled_and_json_is_left_alone() -> None:
     values = {"run": "r1", "data.a-b": "/x"}
-    assert fill("{run}/{data.a-b}/{unknown}", values) == "r1//x/{unknown}"
-    assert fill('{"lr": {"x": 1}}', values) == '{"lr": {"x": 1}}'
+    assert fill_placeholders("{run}/{data.a-b}/{unknown}", values) == "r1//x/{unknown}"
+    assert fill_placeholders('{"lr": {"x": 1}}', values) == '{"lr": {"x": 1}}'
     assert placeholder_names("{run} {{run}} {Run} { run }") == ["run"]
-    assert fill(escape("{run} {nothing}"), values) == "{run} {nothing}"
+    assert fill_placeholders(escape_placeholders("{run} {nothing}"), values) == "{run} {nothing}"
 
 
 @pytest.mark.parametrize(

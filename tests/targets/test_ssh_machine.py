@@ -430,7 +430,7 @@ def test_a_container_there_is_started_by_the_supervisors_own_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("headway.planning.build.runtime_name", lambda job, platform: "runtime-1.tar.gz")
+    monkeypatch.setattr("headway.packaging.supervisor_runtime.runtime_name", lambda job, platform: "runtime-1.tar.gz")
     (tmp_path / "train.py").write_text("")
     box = TargetEntry(kind="ssh", options={"host": "me@box", "engine": "docker"})
     keys: dict[str, Any] = {"script": "train.py", "root": str(tmp_path), "outputs": "gs://bucket/runs"}

@@ -27,13 +27,13 @@ from headway.core.errors import FINISHED, BadInput, HeadwayError
 from headway.core.format import as_json, duration, paint, usd
 from headway.core.plan import EXACT, UNKNOWN, describe_next_start
 from headway.core.types import State
-from headway.rundir.source_paths import SourcePaths
 
 if TYPE_CHECKING:
     from headway.core.types import LogLine
     from headway.dashboard.terminal import RunSnapshot
     from headway.launcher.lifecycle import Outcome, RunHandle
     from headway.rundir.layout import RunFolder
+    from headway.rundir.source_paths import SourcePaths
 
 
 # `headway logs`: print a run's log, complete and in order; with -f, from before the run starts until it ends.
@@ -79,6 +79,8 @@ class OwnPaths:
         if line.rank < 0 or ' File "' not in line.text:
             return line
         if self._paths is None:
+            from headway.rundir.source_paths import SourcePaths
+
             self._paths = SourcePaths.of(self._folder)
         return replace(line, text=self._paths.translate(line.text))
 

@@ -18,7 +18,6 @@ from headway.core.plan import BEGINNING, EXACT, Plan, describe_next_start
 from headway.core.platform import ignored_timing
 from headway.core.retry import poll
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
-from headway.packaging.code_changes import name_files
 from headway.packaging.upload import list_code, resume_recorded, send_code, verify_plan
 from headway.pricing.estimate import record_run
 from headway.rundir import lease, submission, teardown
@@ -387,6 +386,8 @@ def _log_resume_kind(run: RunHandle, plan: Plan, changed: Sequence[str] = ()) ->
     """Tell the user what the next attempt does, if that is less than an exact resume."""
     kind = resume_recorded(plan)
     if changed:
+        from headway.packaging.code_changes import name_files
+
         files = name_files(list(changed))
         run.say(f"{run.run}: {describe_next_start(kind)}, with changed code ({files}): not an exact resume")
     elif kind != EXACT:

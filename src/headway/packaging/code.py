@@ -24,7 +24,6 @@ from headway.core.errors import BadInput, BadPlan
 from headway.core.platform import state_dir
 from headway.core.program import entry_files
 from headway.packaging.dependencies import find
-from headway.packaging.requirements import files_present
 from headway.packaging.secret_gate import check_wheel, files_of_secrets, refuse, scan_files
 from headway.packaging.selection import LeftOut, Selection, select_files
 from headway.spec import dump
@@ -133,6 +132,8 @@ def _program_files(job: Job, root: Path) -> set[str]:
     entries = {PurePosixPath(name).as_posix() for name in named if name and (root / name).is_file()}
     if not job.requirements:
         return entries
+    from headway.packaging.requirements import files_present
+
     included = {file.as_posix() for file in files_present(root, job.requirements)}
     return {*entries, *included, Path(job.requirements).as_posix()}
 

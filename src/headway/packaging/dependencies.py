@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Problem
-from headway.packaging import requirements
 from headway.spec.model import ProjectDependencies
 
 if TYPE_CHECKING:
@@ -66,6 +65,8 @@ def find(job: Job) -> ProjectDependencies:
 
 def problems(job: Job) -> list[Problem]:
     """Return the requirements that would fail where they are installed, or be a mistake there."""
+    from headway.packaging import requirements
+
     if job.requirements:
         return requirements.problems(Path(job.root), job.requirements)
     table = _read(Path(job.root) / PYPROJECT) if job.recipe is None and not job.python else None

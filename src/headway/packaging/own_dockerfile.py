@@ -74,8 +74,7 @@ def own_image(job: Mapping[str, Any], code_sha256: str, platform: str) -> OwnIma
 
 def with_content(job: Job, packed: Package) -> Job:
     """Return the job with the text of its Dockerfile and the hash of its context, for a plan."""
-    if not job.image.dockerfile:
-        return job
+    assert job.image.dockerfile
     root = Path(job.root)
     text = (root / job.image.dockerfile).read_text(encoding="utf-8", errors="replace")
     digest = hashlib.sha256()

@@ -22,7 +22,6 @@ from headway.core.errors import BadInput, BadPlan, Conflict, NotThere, Problem
 from headway.core.plan import UNRESOLVED, Plan
 from headway.core.program import is_project
 from headway.core.types import Request, Target
-from headway.packaging import supervisor_runtime
 from headway.packaging.code import archive_path, wheel_path
 from headway.packaging.resume_evidence import kind_in
 from headway.plugins import RECIPES
@@ -152,12 +151,18 @@ def _is_stored(store: Store, key: str) -> bool:
 
 
 def _cached(plan: Plan, key: str) -> bytes | None:
-    path = supervisor_runtime.archive_path(key) if key == plan.code.runtime else archive_path(plan.code.sha256)
-    path = wheel_path(key) if key == plan.code.wheel else path
     try:
-        return path.read_bytes()
+        return _cache_path(plan, key).read_bytes()
     except OSError:
         return None
+
+
+def _cache_path(plan: Plan, key: str) -> Path:
+    if key == plan.code.runtime:
+        from headway.packaging import supervisor_runtime
+
+        return supervisor_runtime.archive_path(key)
+    return wheel_path(key) if key == plan.code.wheel else archive_path(plan.code.sha256)
 
 
 def _find_elsewhere(outputs: str | None, key: str) -> bytes | None:
@@ -170,6 +175,8 @@ def _find_elsewhere(outputs: str | None, key: str) -> bytes | None:
 def _check_code(plan: Plan, key: str, body: bytes) -> None:
     """Check a file's hash. The archive's hash in the plan is of the uncompressed tar; the wheel's is of the file."""
     if key == plan.code.runtime:
+        from headway.packaging import supervisor_runtime
+
         supervisor_runtime.check(body, key)
         return
     try:

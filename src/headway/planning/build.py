@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 from headway import targets
 from headway._version import __version__
 from headway.core.errors import BadJob, Problem
-from headway.core.placeholders import placeholder_names
 from headway.core.plan import BY_SCRIPT, EXACT, UNRESOLVED, WEBHOOK, Code, Plan
-from headway.core.program import entry_files
+from headway.core.program import entry_files, placeholder_names
 from headway.core.types import Target
-from headway.packaging import dependencies, own_dockerfile
+from headway.packaging import dependencies
 from headway.packaging.code import Package, build_wheel, package
 from headway.packaging.resume_evidence import integrated, is_source, resume_kind
-from headway.packaging.supervisor_runtime import runtime_name
 from headway.packaging.upload import data_fingerprint, data_problems
 from headway.planning.cost import Cost, cost_of, price_record, reserved_s
 from headway.spec import Job, dump
@@ -281,7 +279,7 @@ def plan(job: Job, on: str = "local") -> Plan:
         raise BadJob(refused)
     in_place = target.runs_in_place and job.recipe is None
     packed = package(job, in_place=in_place)
-    job = own_dockerfile.with_content(replace(job, dependencies=dependencies.find(job)), packed)
+    job = _with_dockerfile(replace(job, dependencies=dependencies.find(job)), packed)
     cost = cost_of(job, entry.kind, entry.options)
     environment = _environment_record(job, target)
     dumped = dump(job)
@@ -360,7 +358,20 @@ def _named_data(job: Job, target: Target) -> dict[str, str]:
 def _runtime(job: Job, target: Target) -> str:
     """Return the name of the archive with the supervisor's own interpreter, if the target starts it in an image."""
     image_platform = target.image_platform(job)
-    return runtime_name(dump(job), image_platform) if image_platform else ""
+    if not image_platform:
+        return ""
+    from headway.packaging.supervisor_runtime import runtime_name
+
+    return runtime_name(dump(job), image_platform)
+
+
+def _with_dockerfile(job: Job, packed: Package) -> Job:
+    """Record the content of the project's own Dockerfile, if the job names one."""
+    if not job.image.dockerfile:
+        return job
+    from headway.packaging import own_dockerfile
+
+    return own_dockerfile.with_content(job, packed)
 
 
 def _code_record(packed: Package, runtime: str) -> Code:

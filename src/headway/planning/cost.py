@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Denied, HeadwayError, NoBucket, StoreError
 from headway.core.plan import BUDGET_USD, EXPORT_S, USD_PER_HOUR
+from headway.plugins import plugin_of
 from headway.pricing.estimate import Device, Estimate, PastRun, device_of, estimate, past_runs
-from headway.pricing.quote import DEFAULT_REGION, Quote, export_s, is_billed_by_google, quote, region_of, stored_data
-from headway.pricing.table import ACCELERATOR, MACHINE, Table, load, machine_for
 
 if TYPE_CHECKING:
+    from headway.pricing.quote import Quote
+    from headway.pricing.table import Table
     from headway.spec import Job
 
 
@@ -54,13 +55,22 @@ class Cost:
 
 def reserved_s(job: Job, dumped: Mapping[str, Any]) -> dict[str, str]:
     """Return the variable with the duration of earlier exports, so that ranks reserve enough budget for this one."""
-    seconds = export_s(dumped) if job.budget.usd is not None or job.budget.hours is not None else None
+    if job.budget.usd is None and job.budget.hours is None:
+        return {}
+    from headway.pricing.quote import export_s
+
+    seconds = export_s(dumped)
     if seconds is None or seconds <= EXPORT_STEP_S:  # that much is reserved anyway
         return {}
     return {EXPORT_S: f"{math.ceil(seconds / EXPORT_STEP_S) * EXPORT_STEP_S:g}"}
 
 
 def cost_of(job: Job, kind: str, options: Mapping[str, Any]) -> Cost:
+    """Quote the job. Reads no price table for a target that bills nothing."""
+    if options.get("price") is None and plugin_of(kind).list_price_factor is None:
+        return Cost(quote=None)
+    from headway.pricing.quote import quote
+
     return Cost(quote=quote(job, kind, options))
 
 
@@ -82,16 +92,25 @@ def price_record(job: Job, dumped: Mapping[str, Any], kind: str, cost: Cost, *, 
         record = _bill_record(job, cost.quote, guess)
     if guess is not None:
         record |= {"expected_hours": round(guess.hours, 4), "basis": guess.basis, "estimated_by": guess.how}
-    stored = stored_data(dumped, past, cost.quote.region if cost.quote is not None else "")
-    if stored is not None and "://" in job.outputs:
-        record["storage"] = {
-            "checkpoints": stored.checkpoints,
-            "gb": round(stored.gb, 3),
-            "usd_per_month": round(stored.usd_per_month, 4),
-            "usd_per_gb_month": round(stored.usd_per_gb_month, 5),
-        }
+    if "://" in job.outputs:
+        record |= _storage_record(dumped, past, cost)
     table = compare_accelerators(dumped, cost.quote, past) if guess is not None else []
     return {**record, "elsewhere": table} if table else record
+
+
+def _storage_record(dumped: Mapping[str, Any], past: list[PastRun], cost: Cost) -> dict[str, Any]:
+    from headway.pricing.quote import stored_data
+
+    stored = stored_data(dumped, past, cost.quote.region if cost.quote is not None else "")
+    if stored is None:
+        return {}
+    numbers = {
+        "checkpoints": stored.checkpoints,
+        "gb": round(stored.gb, 3),
+        "usd_per_month": round(stored.usd_per_month, 4),
+        "usd_per_gb_month": round(stored.usd_per_gb_month, 5),
+    }
+    return {"storage": numbers}
 
 
 def _bill_record(job: Job, bill: Quote, guess: Estimate | None) -> dict[str, Any]:
@@ -126,6 +145,9 @@ def compare_accelerators(
     job: Mapping[str, Any], bill: Quote | None, past: list[PastRun], table: Table | None = None
 ) -> list[dict[str, Any]]:
     """Compare hours and cost on one of each common accelerator, in the quote's region or the default one."""
+    from headway.pricing.quote import DEFAULT_REGION
+    from headway.pricing.table import ACCELERATOR, MACHINE, load, machine_for
+
     table = table or load()
     region = bill.region if bill is not None and bill.region else DEFAULT_REGION
     factor = bill.factor if bill is not None else 1.0
@@ -164,6 +186,8 @@ _WIDE = {"US": ("us-",), "EU": ("europe-",), "ASIA": ("asia-",), "NAM4": ("us-ce
 
 def far_buckets(job: Job, kind: str, options: Mapping[str, Any]) -> list[str]:
     """Describe each bucket of the job that is in another region than its target. Ignores other clouds' buckets."""
+    from headway.pricing.quote import is_billed_by_google, region_of
+
     if not is_billed_by_google(kind, options):
         return []
     region = region_of(options)

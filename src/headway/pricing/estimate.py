@@ -15,7 +15,6 @@ from typing import Any
 
 from headway.core.platform import state_dir
 from headway.plugins import RECIPES, plugin_of
-from headway.pricing.table import sustained_tflops
 from headway.rundir.layout import RunFolder
 from headway.spec.renamed import current_config
 
@@ -249,6 +248,8 @@ class Device:
 
     @property
     def tflops(self) -> float | None:
+        from headway.pricing.table import sustained_tflops
+
         one = sustained_tflops(self.kind, self.count, cpus=self.count)
         return None if one is None else one * self.nodes**0.9
 

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from headway.core.errors import Problem
-from headway.core.placeholders import DATA, PLACEHOLDERS, placeholder_names
+from headway.core.program import DATA, PLACEHOLDERS, placeholder_names
 from headway.spec.model import Image, Job, Mount
 
 # The document: a tree of values with their positions, made from files, overrides and plans alike.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from headway.core.errors import Problem
-from headway.core.placeholders import escape
+from headway.core.program import escape_placeholders
 from headway.spec import constraints, rules, units
 from headway.spec.constraints import (
     NOTHING,
@@ -162,7 +162,7 @@ def read_text(node: Node, extra: tuple[object, ...], path: str, context: Validat
         if text is BAD:
             return BAD
     if node.literal and constraints.PLACEHOLDERS in extra:
-        text = escape(text)
+        text = escape_placeholders(text)
     for form in constraints.forms(extra):
         if not constraints.matches(form, text):
             return _bad_form(node, text, form, path, context)

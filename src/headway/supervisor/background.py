@@ -1,4 +1,4 @@
-"""The base of the supervisor's background threads, which talk to the store and post messages to the event loop.
+"""The supervisor's background threads, which talk to the store and post messages to the event loop; the heartbeat.
 
 While the store is down, training continues, records wait on local disk, and one message is posted when it goes down and
 one when it recovers.
@@ -11,10 +11,11 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from headway.core.errors import StoreError
+from headway.core.errors import HeadwayError, StoreError
 from headway.core.retry import Backoff
-from headway.rundir.lease import LeaseLost
-from headway.supervisor.event_loop import LeaseLostMessage, MessageQueue, ThreadDied
+from headway.rundir.layout import STOP, RunFolder
+from headway.rundir.lease import RENEW_S, Lease, LeaseLost
+from headway.supervisor.event_loop import LeaseLostMessage, MessageQueue, StopRequested, ThreadDied
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
@@ -118,3 +119,66 @@ class BackgroundThread(threading.Thread, ABC):
     def _sleep(self, seconds: float) -> None:
         self._woken.wait(seconds)
         self._woken.clear()
+
+
+# The heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptAdvanced:
+    """The lease now has the next attempt number."""
+
+    attempt: int
+
+
+class Heartbeat(BackgroundThread):
+    """Thread that renews the lease and polls for stop.json. No other thread touches the lease."""
+
+    def __init__(
+        self, folder: RunFolder, lease: Lease, inbox: MessageQueue, health: StoreHealth, *, renew_s: float = RENEW_S
+    ) -> None:
+        super().__init__("heartbeat", inbox, health)
+        self._folder, self._lease, self._renew_s = folder, lease, renew_s
+        self._advance = False
+        self._stop_posted = False
+
+    def advance(self) -> None:
+        """Ask for the next attempt number; `AttemptAdvanced` is posted once the store has it."""
+        self._advance = True
+        self.wake()
+
+    def work(self) -> None:
+        if self._finishing:
+            self._lease.release()
+            return
+        if self._advance:
+            attempt = self._lease.advance()
+            self._advance = False
+            self._inbox.post(AttemptAdvanced(attempt))
+        else:
+            self._lease.renew()
+        self._poll_stop_file()
+
+    def interval_s(self) -> float:
+        return self._renew_s
+
+    def _poll_stop_file(self) -> None:
+        if self._stop_posted:
+            return
+        reason = stop_reason(self._folder)
+        if reason is not None:
+            self._stop_posted = True
+            self._inbox.post(StopRequested(reason))
+
+
+def stop_reason(folder: RunFolder) -> str | None:
+    """Return who requested a stop through the run folder's stop.json, or None."""
+    try:
+        request = folder.read_json(STOP)
+    except StoreError:
+        raise
+    except HeadwayError:
+        return "stop.json"  # an unreadable file still counts as a request
+    if request is None:
+        return None
+    return " ".join(str(request[key]) for key in ("by", "reason") if request.get(key)) or "stop.json"

@@ -14,14 +14,12 @@ from typing import Any
 from headway.core.errors import FAILED, WORKER_RESTART
 from headway.core.plan import EXACT, UNKNOWN, describe_next_start
 from headway.core.program import is_project
-from headway.core.python_errors import last_error
 from headway.diagnose.matching import user_rules
 from headway.rundir.lease import spent_usd
 from headway.rundir.submission import utc_now
 from headway.storage import local_path
 from headway.supervisor import restart_policy
-from headway.supervisor.background import StoreDown, StoreRecovered
-from headway.supervisor.heartbeat import AttemptAdvanced, Heartbeat
+from headway.supervisor.background import AttemptAdvanced, Heartbeat, StoreDown, StoreRecovered
 from headway.supervisor.log_pipeline import Spool
 from headway.supervisor.node import Node
 from headway.supervisor.output_observer import OutputObserver, sources_of, starts_fresh
@@ -345,12 +343,18 @@ class Coordinator:
         for end in self.node.ranks.reap():
             self._rank_ended(end)
 
+    def _with_exception(self, end: RankExit) -> RankExit:
+        from headway.core.python_errors import last_error
+
+        error = last_error(end.lines)
+        return end if error is None else replace(end, exception=error.describe(str(self.node.workdirs.code)))
+
     def _rank_ended(self, end: RankExit) -> None:
         first = end.failed and not (self._ending or self._crash or self.node.stop or self._lost_node)
         if end.step is None:
             end = replace(end, step=self._step)  # most ranks never report steps, and all ranks are at the same one
-        if end.failed and (error := last_error(end.lines)) is not None:
-            end = replace(end, exception=error.describe(str(self.node.workdirs.code)))
+        if end.failed:
+            end = self._with_exception(end)
         self._exits[end.rank] = end
         if first:
             self._crash = end

@@ -21,9 +21,8 @@ from typing import Any, TextIO
 
 from headway.core import platform
 from headway.core.errors import BadInput
-from headway.core.placeholders import DATA, fill
 from headway.core.plan import Plan
-from headway.core.program import entry_files, is_project
+from headway.core.program import DATA, entry_files, fill_placeholders, is_project
 from headway.supervisor.image_entry import ADDED
 from headway.supervisor.processes import Command
 from headway.supervisor.project_python import PYTHON, python_path, require_python, search_path
@@ -223,11 +222,11 @@ def argv(
     if not is_project(job):
         return (sys.executable, "-m", "headway.recipes")
     words = [
-        fill(str(word), values)
+        fill_placeholders(str(word), values)
         for word in (*(job.get("args") or ()), *_resume_args(plan, code, values, is_from_before))
     ]
     if job.get("command"):
-        first, *others = (fill(str(word), values) for word in job["command"])
+        first, *others = (fill_placeholders(str(word), values) for word in job["command"])
         return (_program(first, job, env), *others, *words)
     if job.get("module"):
         return (require_python(job, env), "-m", str(job["module"]), *words)
@@ -260,7 +259,7 @@ def _resume_args(
         return ()
     needed = resume.get("if_exists")
     if needed:
-        path = code / fill(str(needed), values)
+        path = code / fill_placeholders(str(needed), values)
         if not path.exists() or is_from_before(path):
             return ()
     return tuple(map(str, resume.get("args") or ()))
@@ -275,8 +274,8 @@ def describe_resume_args(
         return ""
     added = _resume_args(plan, code, values, is_from_before)
     if added:
-        return f"resume: adds {shlex.join(fill(word, values) for word in added)}"
-    missing = fill(str(plan.job["resume"]["if_exists"]), values)
+        return f"resume: adds {shlex.join(fill_placeholders(word, values) for word in added)}"
+    missing = fill_placeholders(str(plan.job["resume"]["if_exists"]), values)
     return f"resume: this run has not written {missing}, so the program starts without {shlex.join(map(str, args))}"
 
 
@@ -324,7 +323,9 @@ def rank_command(
         # Alone it runs as `python train.py` does: with RANK it would ask for NCCL, also where there is no GPU.
         topology_variables = {name: topology_variables[name] for name in topology_variables if name not in _TORCHRUN}
     values = placeholder_values(topology, local_rank, run, workdirs, data or {})
-    job_variables: dict[str, Any] = {name: fill(str(value), values) for name, value in plan.job.get("env", {}).items()}
+    job_variables: dict[str, Any] = {
+        name: fill_placeholders(str(value), values) for name, value in plan.job.get("env", {}).items()
+    }
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name in base or name in job_variables:
             topology_variables.pop(name, None)  # a network interface set by the user or the platform takes precedence

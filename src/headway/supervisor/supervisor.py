@@ -36,9 +36,9 @@ from headway.rundir.submission import utc_now
 from headway.rundir.teardown import keep_on_failure_s
 from headway.storage import join, open_store
 from headway.supervisor import rendezvous, restart_policy
+from headway.supervisor.background import Heartbeat, stop_reason
 from headway.supervisor.coordinator import Coordinator
 from headway.supervisor.event_loop import Loop, Signals, StopNow, StopRequested
-from headway.supervisor.heartbeat import Heartbeat, stop_reason
 from headway.supervisor.log_pipeline import ConsoleWriter
 from headway.supervisor.node import ForcedStop, Node, RunTakenOver, SupervisorSettings
 from headway.supervisor.processes import OrphanReaper

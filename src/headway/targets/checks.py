@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from headway.core.errors import Problem, TargetError
-from headway.packaging import dependencies, own_dockerfile, reference
+from headway.packaging import dependencies
 from headway.spec.loading import dump
 from headway.storage.secrets import parse
 
@@ -35,6 +35,8 @@ def unused_image_notes(job: Job, instead: str) -> Iterator[str]:
 
 def image_problems(job: Job) -> Iterator[Problem]:
     """Yield the problems of a job's image, on a target that runs one and installs nothing into a foreign one."""
+    from headway.packaging import own_dockerfile, reference
+
     yield from reference.problems(dump(job)["image"], job.name)
     yield from own_dockerfile.problems(job)
     if not (job.image.uri or job.image.dockerfile):
@@ -99,3 +101,17 @@ def require_same_host(handle: Handle, other_host: str, what: str) -> None:
             f"{handle.run} runs on {other_host}, and its {what} cannot be seen from here",
             fix=f"on {other_host}: headway down {handle.url}",
         )
+
+
+# What `Target.exec_command` of several targets answers
+
+
+def no_process(handle: Handle, what: str) -> TargetError:
+    """Return the error for a run of which no container, pod or machine is live."""
+    fix = f"headway pull {handle.run}, then `headway.open_run` in a notebook of your own"
+    return TargetError(f"no {what} of {handle.run} is running", fix=fix)
+
+
+def install_in_image(_: str) -> str:
+    """Return what to do about a missing JupyterLab where the interpreter is in an image."""
+    return "add jupyterlab to the job's requirements, or to its image, and run it again"

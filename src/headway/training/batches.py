@@ -44,7 +44,7 @@ class Feed(Protocol):
 
     Example:
         >>> import torch
-        >>> from headway.runtime import Feed
+        >>> from headway import Feed
         >>> class Squares:
         ...     fingerprint = "squares-1"
         ...     def __len__(self):
@@ -97,7 +97,7 @@ class Loader:
         BadInput: If the dataset is empty or has no length, or the batch size is below 1.
 
     Example:
-        >>> from headway.runtime import Loader
+        >>> from headway import Loader
         >>> loader = Loader(list(range(10)), batch_size=4, shuffle=False)
         >>> len(loader)
         3
@@ -160,7 +160,7 @@ class Loader:
             Indices into the dataset.
 
         Example:
-            >>> from headway.runtime import Loader
+            >>> from headway import Loader
             >>> Loader("abcdef", batch_size=4, shuffle=False).indices(epoch=0, step=0, part=1, parts=2)
             [2, 3]
         """
@@ -200,7 +200,7 @@ class Loader:
             What a mean loss over this part weighs in the mean over the batch; 0 for an empty part.
 
         Example:
-            >>> from headway.runtime import Loader
+            >>> from headway import Loader
             >>> [Loader("abcdef", batch_size=3).part_weight(0, part, parts=2) for part in (0, 1)]
             [1.3333333333333333, 0.6666666666666666]
         """

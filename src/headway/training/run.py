@@ -111,7 +111,7 @@ class Run:
     Example:
         >>> import torch
         >>> import headway
-        >>> from headway.runtime import Loader
+        >>> from headway import Loader
         >>> run = headway.start(config={"epochs": 3, "lr": 0.1})
         >>> x = torch.linspace(0, 1, 32).reshape(-1, 1)
         >>> points = torch.utils.data.TensorDataset(x, 3 * x + 1)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import headway
-from headway.runtime import Loader
 
 
 def spirals(count: int, seed: int) -> TensorDataset:
@@ -30,7 +29,8 @@ def loss_and_hits(model: nn.Module, points: Tensor, spiral: Tensor) -> tuple[Ten
 run = headway.start(config={"epochs": 10, "batch_size": 64, "lr": 0.01, "width": 64})
 epochs, batch_size, lr, width = (run.config[name] for name in ("epochs", "batch_size", "lr", "width"))
 
-train, val = Loader(spirals(4096, seed=1), batch_size), Loader(spirals(1024, seed=2), 256, shuffle=False)
+train = headway.Loader(spirals(4096, seed=1), batch_size)
+val = headway.Loader(spirals(1024, seed=2), 256, shuffle=False)
 model = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
 model = run.place(model)  # on this rank's device, with the same values on all ranks
 optimizer = torch.optim.Adam(model.parameters(), lr=lr)

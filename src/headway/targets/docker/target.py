@@ -38,13 +38,18 @@ from headway.rundir.submission import owner
 from headway.spec.loading import dump, undump
 from headway.storage import join, local_path, open_store
 from headway.storage.secrets import resolve
-from headway.targets.checks import dependency_notes, require_same_host, unused_resource_notes
+from headway.targets.checks import (
+    dependency_notes,
+    install_in_image,
+    no_process,
+    require_same_host,
+    unused_resource_notes,
+)
 from headway.targets.docker import checks, render, secrets
 from headway.targets.docker import resources as docker_resources
 from headway.targets.docker.options import Options
 from headway.targets.docker.render import KIND
 from headway.targets.docker.resources import DockerResource
-from headway.targets.exec import install_in_image, no_process
 from headway.targets.local import processes
 
 if TYPE_CHECKING:

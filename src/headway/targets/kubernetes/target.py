@@ -36,7 +36,7 @@ from headway.rundir.status import (
     release_dead_lease,
 )
 from headway.storage import open_store
-from headway.targets.exec import install_in_image, no_process
+from headway.targets.checks import install_in_image, no_process
 from headway.targets.kubernetes import checks, client, lifecycle, manifests
 from headway.targets.kubernetes import pod as kubernetes_pod
 from headway.targets.kubernetes import status as kubernetes_status

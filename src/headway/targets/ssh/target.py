@@ -36,7 +36,7 @@ from headway.rundir.status import (
 )
 from headway.rundir.submission import owner
 from headway.storage import open_store
-from headway.targets.exec import no_process
+from headway.targets.checks import no_process
 from headway.targets.local import processes
 from headway.targets.ssh import checks, connection, lifecycle, rental, script, watcher
 from headway.targets.ssh.connection import Host, Machine, RemoteError

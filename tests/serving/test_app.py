@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
 import pytest
 
-from headway.serving.inputs import Limits, fetcher
+from headway.serving.app import Server, Settings, application
+from headway.serving.fetching import fetcher, is_public
+from headway.serving.inputs import Limits
+from headway.serving.server import host_names
 from tests.servers.loopback import Answer, LoopbackServer, Request
 from tests.serving.conftest import Brightness, b64, png
 
@@ -209,15 +214,100 @@ def test_an_input_on_which_the_model_fails_fails_alone(served: Served, model: Br
     assert model.batches[:3] == [2, 1, 1]
 
 
-def test_a_token_is_asked_for_everywhere_but_for_health(served: Served) -> None:
+def test_a_token_is_asked_for_everywhere_but_for_health(served: Served, model: Brightness) -> None:
     with served(token="canary-token") as client:
-        told(ask(client, {"image": b64(png())}), 401)
-        told(client.get("/metrics"), 401)
-        assert client.get("/ready").status_code == 200
-        for wrong in ("Bearer wrong", "Basic canary-token", "Bearer canary-tokem"):
-            told(client.post("/predict", json={}, headers={"Authorization": wrong}), 401)
+        open_ = {"/ready", "/live", "/health", "/v2/health/live", "/v2/health/ready", "/v2/models/bright/ready"}
+        for path in open_:
+            assert client.get(path).status_code == 200, path
+        server = Server(model, Settings(name="bright", token="canary-token"))
+        paths = {route.path.replace("{name:path}", "try.js") for route in application(server).routes}  # type: ignore[attr-defined]
+        assert {"/", "/docs", "/about", "/openapi.json", "/metrics", "/static/try.js", "/predict"} < paths
+        for path in paths - open_:
+            method = "POST" if path.endswith(("predict", "infer")) else "GET"
+            for wrong in (None, "Bearer wrong", "Basic canary-token", "Bearer canary-tokem", "Basic Ondyb25n"):
+                headers = {"Authorization": wrong} if wrong else {}
+                told(client.request(method, path, headers=headers), 401)
         client.headers["Authorization"] = "Bearer canary-token"
         assert ask(client, {"image": b64(png())}).status_code == 200
+        assert client.get("/").status_code == 200
+
+
+def test_a_browser_can_log_in_with_the_token_as_its_password(served: Served) -> None:
+    with served(token="canary-token") as client:
+        assert "Basic" in client.get("/").headers["www-authenticate"]
+        assert client.get("/metrics").headers["www-authenticate"] == "Bearer"
+        assert client.get("/", auth=("", "canary-token")).status_code == 200
+        assert client.get("/about", auth=("anybody", "canary-token")).status_code == 200
+
+
+def test_pages_that_point_their_name_at_this_machine_are_refused(served: Served) -> None:
+    with served(hosts=host_names("127.0.0.1", ["models.example"], routed=False)) as client:
+        for name in ("localhost", "LOCALHOST:8080", "127.0.0.1", "[::1]:80", "models.example"):
+            assert client.get("/about", headers={"Host": name}).status_code == 200, name
+        for name in ("evil.example", "localhost.evil.example", "10.1.2.3", ""):
+            told(client.get("/about", headers={"Host": name}), 421)
+            told(client.post("/predict", json={}, headers={"Host": name}), 421)
+        assert "--allow-host evil.example" in client.get("/", headers={"Host": "evil.example:80"}).json()["detail"]
+        assert client.get("/ready", headers={"Host": "10.1.2.3"}).status_code == 200, "load balancers name an address"
+        told(client.post("/predict", json={}, headers={"Sec-Fetch-Site": "cross-site"}), 403)
+
+
+def test_on_all_addresses_an_address_is_a_name_and_a_platform_knows_its_own(served: Served) -> None:
+    assert host_names("0.0.0.0", [], routed=True) is None
+    assert host_names("127.0.0.1", [], routed=True) is not None
+    with served(hosts=host_names("0.0.0.0", [], routed=False)) as client:
+        assert client.get("/about", headers={"Host": "10.1.2.3:8080"}).status_code == 200
+        assert client.get("/about", headers={"Host": socket.gethostname()}).status_code == 200
+        told(client.get("/about", headers={"Host": "evil.example"}), 421)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b:1::8.8.8.8", "2002:a00:1::", "::ffff:127.0.0.1", "::10.0.0.1", "ff0e::1",
+     "::ffff:0:192.168.0.1", "2001:0:a00:1::1", "2600::5efe:10.0.0.1", "fec0::1", "224.0.0.1", "fe80::1%1"],
+)  # fmt: skip
+def test_no_form_of_a_private_address_is_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "64:ff9b::8.8.8.8", "2002:808:808::1", "::ffff:8.8.8.8", "2606:4700::1"]
+)
+def test_public_addresses_are_public_in_every_form(address: str) -> None:
+    assert is_public(address)
+
+
+def test_a_url_that_drips_ends_as_a_whole(served: Served) -> None:
+    """Each byte comes within any timeout for a single wait; headers that drip end as a body does."""
+    with served(fetch=fetcher(1_000_000, public_only=False, total_s=0.3)) as client:
+        for first in (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", b"HTTP/1.1 200"):
+            with dripping(first) as port:
+                detail = told(ask(client, {"image": f"http://127.0.0.1:{port}/a.png"}), 400)["detail"]
+                assert "within 0.3 seconds" in detail
+
+
+@contextmanager
+def dripping(first: bytes) -> Iterator[int]:
+    """A server that sends a few bytes at once, then one every 50 ms for as long as somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            with suppress(OSError):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(first)
+                    while not done.wait(0.05):
+                        connection.sendall(b"x")
+
+        done = threading.Event()
+        thread = threading.Thread(target=drip)
+        listening.settimeout(20)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            done.set()
+            thread.join()
 
 
 def test_addresses_are_fetched_where_allowed_and_never_from_inside(served: Served) -> None:

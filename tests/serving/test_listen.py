@@ -59,4 +59,10 @@ def test_only_this_machine_is_served_unless_a_platform_or_the_user_says_otherwis
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("headway.serving.server.listen", refuse)
     assert main(["serve", "some/bundle", *words]) == 2
-    assert f"asked for {host}\n" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"asked for {host}\n" in said
+    assert ("warning: the server listens on 0.0.0.0 because $" in said) == (host == "0.0.0.0")
+    assert main(["serve", "some/bundle", *words, "--token", "env:TOKEN"]) == 2
+    assert "warning" not in capsys.readouterr().err
+    assert main(["serve", "some/bundle", "--host", "192.0.2.1"]) == 2
+    assert "listens on 192.0.2.1 and asks for no token" in capsys.readouterr().err

@@ -433,7 +433,7 @@ def ui_command(args: argparse.Namespace) -> int:
 
         from headway.dashboard.app import DashboardApp
         from headway.dashboard.runs import FolderScanner, RunService
-        from headway.serving.server import Address, listen
+        from headway.serving.server import Address, host_names, listen
     from headway.rundir.index import RunIndex
 
     run_index = RunIndex()
@@ -443,7 +443,7 @@ def ui_command(args: argparse.Namespace) -> int:
     with taken:
         taken.listen()  # a browser that connects before the server is ready waits instead of being refused
         token = _token()  # on this machine too: other users of a login node reach its loopback address
-        hosts = frozenset({*_LOOPBACK, "[::1]", args.host, f"[{args.host}]", *_names(args.host)})
+        hosts = host_names(args.host, (), routed=False) or frozenset()
         site = DashboardApp(RunService(run_index, places), stop=_stop, resume=_resume, hosts=hosts, token=token)
         address = _address(args.host, taken.getsockname()[1], token)
         print(f"all runs: {address}\nCtrl-C stops the dashboard; the runs keep running")
@@ -463,20 +463,6 @@ def _token() -> str:
     from secrets import token_urlsafe
 
     return token_urlsafe(24)
-
-
-def _names(host: str) -> tuple[str, ...]:
-    """Return the host names under which a server that listens on all addresses can be reached."""
-    if host not in ("0.0.0.0", "::"):
-        return ()
-    import socket
-
-    name = socket.gethostname()
-    try:
-        found: Any = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
-    except OSError:
-        found = set()
-    return (name, socket.getfqdn(), *found)
 
 
 def _address(host: str, port: int, token: str) -> str:

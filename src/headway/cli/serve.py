@@ -284,6 +284,9 @@ def serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="default: 127.0.0.1; 0.0.0.0 if $AIP_HTTP_PORT or $PORT is set")
     parser.add_argument("--port", type=int, help="default: $AIP_HTTP_PORT, $PORT or 8080; 0: any free port")
     parser.add_argument("--token", metavar="REF", help="require this token, a secret reference: env:NAME")
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name that clients use for this server"
+    )
     parser.add_argument("--allow-urls", action="store_true", help="fetch images from public URLs that clients send")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="instances per batch (default: 32)")
     parser.add_argument(
@@ -331,14 +334,15 @@ def serve_command(args: argparse.Namespace) -> int:
     with needs("serve", "serve"):
         from headway.artifacts.evaluate import bundle_of
         from headway.bundle.format import Bundle
-        from headway.serving.server import Address, listen, log_to_stderr, port_of, serve
-    placed = any(os.environ.get(name) for name in ("AIP_HTTP_PORT", "PORT"))
-    host = args.host or ("0.0.0.0" if placed else "127.0.0.1")
+        from headway.serving.server import Address, host_names, listen, log_to_stderr, port_of, serve
+    platform = next((name for name in ("AIP_HTTP_PORT", "PORT") if os.environ.get(name)), None)
+    host = args.host or ("0.0.0.0" if platform else "127.0.0.1")
+    _warn_if_open(host, None if args.host else platform, has_token=bool(args.token))
     address = Address(host=host, port=port_of() if args.port is None else args.port, drain=args.drain)
     taken = listen(address)
     with taken:
         bundle = Bundle.open(bundle_of(locate(named, bundles=True)))
-        server = _server(args, bundle, limits)
+        server = _server(args, bundle, limits, host_names(host, args.allow_host, routed=platform is not None))
         log_to_stderr(args.quiet)
         serve(server, taken, address, lambda port: _say_served(bundle, host, port, server.settings.predict_route))
     return FINISHED
@@ -388,11 +392,26 @@ def size_of(flag: str, text: str) -> int:
         raise BadInput(f"{flag}: {error.what}", fix=error.fix) from None
 
 
-def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits) -> Any:
+def _warn_if_open(host: str, variable: str | None, *, has_token: bool) -> None:
+    """Warn if other machines can send requests without a token."""
+    from headway.serving.server import is_loopback
+
+    if has_token or is_loopback(host):
+        return
+    why = f" because ${variable} is set" if variable else ""
+    print(
+        f"warning: the server listens on {host}{why} and asks for no token: "
+        "whoever reaches its port can use the model\n"
+        "  next: add --token env:NAME, or --host 127.0.0.1 for this machine alone",
+        file=sys.stderr,
+    )
+
+
+def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits, hosts: frozenset[str] | None) -> Any:
     from headway.artifacts.predictor import choose_engine, open_service
     from headway.serving import batching
     from headway.serving.app import Server, Settings
-    from headway.serving.inputs import fetcher
+    from headway.serving.fetching import fetcher
     from headway.storage.secrets import resolve
 
     settings = Settings(
@@ -402,6 +421,7 @@ def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits) -> Any:
         predict_route=_route("AIP_PREDICT_ROUTE", "/predict"),
         health_route=_route("AIP_HEALTH_ROUTE", "/health"),
         token=resolve(args.token) if args.token else None,
+        hosts=hosts,
         fetch=fetcher(limits.body) if args.allow_urls else None,
     )
     service = open_service(bundle)

@@ -13,9 +13,10 @@ import json as json_codec
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -145,6 +146,7 @@ class Client:
     """
 
     timeout_s: float = 30.0  # of each wait for the network
+    total_s: float | None = None  # of each attempt as a whole, so that a server that sends byte by byte ends too
     retry: RetryPolicy = ONCE
     retry_statuses: frozenset[int] = RETRYABLE
     max_bytes: int = MAX_BYTES
@@ -240,11 +242,34 @@ class Client:
             connection = self._take_idle(request)
             if connection is not None:
                 try:
-                    return self._complete(connection, request)
+                    return self._in_time(connection, request)
                 except _CLOSED:
                     if not repeatable:
                         raise
-            return self._complete(self._connect(request), request)
+            return self._in_time(self._connect(request), request)
+
+    def _in_time(self, connection: _Connection, request: _Request) -> Response:
+        """Complete the request, or shut the connection down after `total_s`, whatever it is waiting for."""
+        if self.total_s is None:
+            return self._complete(connection, request)
+        connection.timeout = min(self.timeout_s, self.total_s)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            connection.abort()
+
+        timer = threading.Timer(self.total_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._complete(connection, request)
+        except (OSError, ValueError, http.client.HTTPException):
+            if late.is_set():
+                raise TimeoutError(f"no complete response within {self.total_s:g} seconds") from None
+            raise
+        finally:
+            timer.cancel()
 
     def _complete(self, connection: _Connection, request: _Request) -> Response:
         """Send the request, read the response whole, and keep the connection if the server does."""
@@ -313,6 +338,7 @@ class _Connection(http.client.HTTPConnection):
     tls: ssl.SSLContext | None = None
     server_name = ""
     address: str | None = None
+    aborted = False
     absolute = False  # a proxy for plain HTTP wants the whole URL
     proxy_login: Mapping[str, str] = {}
 
@@ -325,7 +351,21 @@ class _Connection(http.client.HTTPConnection):
         else:
             self.sock = socket.create_connection((self.address, self.port), self.timeout)
         if self.tls is not None:
-            self.sock = self.tls.wrap_socket(self.sock, server_hostname=self.server_name)
+            self.sock = self.tls.wrap_socket(self.sock, server_hostname=self.server_name, do_handshake_on_connect=False)
+            self._check()
+            self.sock.do_handshake()
+        self._check()
+
+    def _check(self) -> None:
+        if self.aborted:
+            raise TimeoutError("aborted")
+
+    def abort(self) -> None:
+        """End whatever another thread waits for on this connection, which that thread then closes."""
+        self.aborted = True
+        if self.sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
 
 class _BadStatus(Transient):

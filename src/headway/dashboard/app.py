@@ -218,7 +218,7 @@ def _cookie(request: Request) -> str:
 
 def _host_name(header: str) -> str:
     """Return a Host header without its port, which clients leave out on port 80. Brackets of IPv6 stay."""
-    return re.sub(r":\d*$", "", header)
+    return re.sub(r":\d*$", "", header).lower()
 
 
 def _plain(value: Any) -> Any:

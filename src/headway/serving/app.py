@@ -6,9 +6,12 @@ They are Vertex AI's contract, KServe's two protocols, uploads, health, Promethe
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
+import ipaddress
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,16 +21,18 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
 from headway.artifacts.predictor import PredictionError, PredictionService, bad_request
 from headway.serving import openapi
 from headway.serving.batching import Batcher
-from headway.serving.inputs import Fetch, Limits, Reader
+from headway.serving.fetching import Fetch
+from headway.serving.inputs import Limits, Reader
 from headway.serving.openapi import describe_openapi, page
 
 # Prometheus metrics
@@ -82,6 +87,7 @@ class Settings:
     predict_route: str = "/predict"
     health_route: str = "/health"
     token: str | None = None
+    hosts: frozenset[str] | None = None  # names of this server in the Host header (DNS rebinding); None: any
     fetch: Fetch | None = None
 
 
@@ -154,8 +160,9 @@ def application(server: Server) -> Starlette:
     handle = _Handlers(server)
     name, settings = server.settings.name, server.settings
 
-    def route(path: str, handler: Handler, *methods: str, open_: bool = False) -> Route:
-        return Route(path, _with_error_handling(server, path, handler, open_=open_), methods=list(methods))
+    def route(path: str, handler: Handler, *methods: str, open_: bool = False, page: bool = False) -> Route:
+        guarded = _with_error_handling(server, path, handler, _Gate(settings=settings, open_=open_, page=page))
+        return Route(path, guarded, methods=list(methods))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -177,11 +184,11 @@ def application(server: Server) -> Starlette:
         route("/live", handle.live, "GET", open_=True),
         route("/ready", handle.ready, "GET", open_=True),
         route("/metrics", handle.metrics, "GET"),
-        route("/openapi.json", handle.openapi, "GET", open_=True),
-        route("/docs", handle.docs, "GET", open_=True),
-        route("/about", handle.about, "GET", open_=True),
-        route("/", handle.index, "GET", open_=True),
-        Mount("/static", StaticFiles(directory=STATIC)),
+        route("/openapi.json", handle.openapi, "GET"),
+        route("/docs", handle.docs, "GET", page=True),
+        route("/about", handle.about, "GET"),
+        route("/", handle.index, "GET", page=True),
+        route("/static/{name:path}", handle.static, "GET"),
     ]
     handlers = {404: _not_found, 405: _not_found}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
@@ -191,6 +198,7 @@ class _Handlers:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._openapi = describe_openapi(server.settings, server.service.fields)
+        self._static = StaticFiles(directory=STATIC)
 
     async def predict(self, request: Request) -> Response:
         body = await _body(request, self._server.settings.limits)
@@ -235,6 +243,12 @@ class _Handlers:
     async def docs(self, _: Request) -> Response:
         return Response(page(self._openapi), media_type="text/html", headers=_PAGE)
 
+    async def static(self, request: Request) -> Response:
+        try:
+            return await self._static.get_response(request.path_params["name"], request.scope)
+        except HTTPException:
+            raise PredictionError(404, "not found") from None
+
     async def index(self, _: Request) -> Response:
         return Response(INDEX.read_bytes(), media_type="text/html", headers=_PAGE)
 
@@ -248,14 +262,65 @@ _PAGE = {
 }
 
 
-def _with_error_handling(server: Server, path: str, handler: Handler, *, open_: bool) -> Handler:
-    """Wrap a handler: check the token, map errors to responses, count and log the request."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Gate:
+    """Which requests a route accepts: with this server's name and token, unless it is a health check (`open_`)."""
+
+    settings: Settings
+    open_: bool = False
+    page: bool = False  # a browser may ask its user for the token
+
+    def check(self, request: Request) -> None:
+        if self.open_:
+            return
+        hosts, token = self.settings.hosts, self.settings.token
+        host = re.sub(r":\d*$", "", request.headers.get("host", "")).lower()
+        if hosts is not None and host not in hosts and not (hosts & _ALL_ADDRESSES and _is_address(host)):
+            fix = f"add --allow-host {host} to `headway serve`" if _HOST_NAME.fullmatch(host) else "name the server"
+            raise PredictionError(421, f"this server does not have the name in the Host header; {fix}")
+        if token is not None and not _has_token(request.headers.get("authorization", ""), token):
+            ways = "Bearer" + (', Basic realm="the token, as the password"' if self.page else "")
+            detail = "send the server's token: Authorization: Bearer …"
+            raise PredictionError(401, detail, headers={"WWW-Authenticate": ways})
+        if request.method == "POST" and request.headers.get("sec-fetch-site") == "cross-site":
+            raise PredictionError(403, "pages of other sites may not send requests to this server")
+
+
+_ALL_ADDRESSES = frozenset({"0.0.0.0", "::"})
+
+
+def _is_address(host: str) -> bool:
+    """Return whether this is an IP address, which unlike a name cannot be made to point elsewhere."""
+    try:
+        return bool(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        return False
+
+
+_HOST_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,252}")
+
+
+def _has_token(authorization: str, token: str) -> bool:
+    """Compare the token in constant time. It may be a Basic login's password, from a browser or `curl -u :TOKEN`."""
+    scheme, _, given = authorization.partition(" ")
+    given = given.strip()
+    if scheme.lower() == "basic":
+        try:
+            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+        except ValueError:
+            return False
+    elif scheme.lower() != "bearer":
+        return False
+    return hmac.compare_digest(given.encode(), token.encode())
+
+
+def _with_error_handling(server: Server, path: str, handler: Handler, gate: _Gate) -> Handler:
+    """Wrap a handler: check who asks, map errors to responses, count and log the request."""
 
     async def guarded(request: Request) -> Response:
         began = time.perf_counter()
         try:
-            if server.settings.token is not None and not open_:
-                _check_token(request, server.settings.token)
+            gate.check(request)
             response = await handler(request)
         except PredictionError as refusal:
             response = _problem(refusal)
@@ -272,14 +337,6 @@ def _with_error_handling(server: Server, path: str, handler: Handler, *, open_: 
         return response
 
     return guarded
-
-
-def _check_token(request: Request, token: str) -> None:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-        raise PredictionError(
-            401, "send the server's token: Authorization: Bearer …", headers={"WWW-Authenticate": "Bearer"}
-        )
 
 
 def _problem(refusal: PredictionError) -> Response:

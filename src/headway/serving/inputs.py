@@ -5,22 +5,18 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import ipaddress
 import re
-import socket
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from headway.artifacts.predictor import Field, Instance, PredictionError, bad_request
-from headway.core import http
-from headway.core.errors import HeadwayError
+from headway.serving.fetching import Fetch
 
 # Limits per request. Exceeding one is refused before it costs anything.
 
@@ -76,7 +72,6 @@ def _upright(file: Any) -> NDArray[np.uint8]:
 
 # Matches text that is not blank in both Python and JavaScript, whose \s differ.
 HAS_LETTERS = "[^\\s\\u001c-\\u001f\\u0085\\ufeff]"
-Fetch = Callable[[str, str], bytes]  # (URL, JSON pointer) -> body
 
 
 class Reader:
@@ -151,49 +146,3 @@ class Reader:
 
     def _named(self) -> str:
         return " and ".join(f"{name!r}" for name in self._fields)
-
-
-# Fetching images by URL, if the operator allows it. To prevent SSRF, the name is resolved once, every address must be
-# public, the connection goes to the resolved address, and redirects are not followed. Size and time are limited.
-
-
-_SECONDS = 10.0
-
-
-def fetcher(limit: int, *, public_only: bool = True) -> Fetch:
-    """Return a function that fetches at most `limit` bytes. Set `public_only` to False only in tests."""
-
-    def fetch(url: str, at: str) -> bytes:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            raise bad_request("this is not a URL that can be fetched", at)
-        try:
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-            address = _address(parts.hostname, port, public_only)
-        except (OSError, ValueError, UnicodeError):
-            raise bad_request(f"{parts.hostname} is not a public host", at) from None
-        return _body(http.Client(timeout_s=_SECONDS, max_bytes=limit, address=address), url, at)
-
-    return fetch
-
-
-def _address(host: str, port: int, public_only: bool) -> str:
-    """Resolve a host; return its first address. Raises ValueError unless all are public."""
-    found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    if public_only and not all(ipaddress.ip_address(each.partition("%")[0]).is_global for each in found):
-        raise ValueError("not public")
-    return found[0]
-
-
-def _body(client: http.Client, url: str, at: str) -> bytes:
-    try:
-        response = client.request("GET", url, headers={"Accept": "image/*"})
-    except http.TooLarge:
-        raise PredictionError(413, f"the file is larger than {client.max_bytes:,} bytes", at=at) from None
-    except HeadwayError as error:
-        raise bad_request(f"the URL could not be fetched: {error.problem.what}", at) from None
-    finally:
-        client.close()
-    if response.status != 200:
-        raise bad_request(f"the URL returned status {response.status}", at)
-    return response.body

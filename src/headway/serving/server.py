@@ -6,6 +6,7 @@ On SIGTERM it reports not ready, answers accepted requests and exits with 0.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import os
@@ -13,9 +14,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 
@@ -46,6 +47,38 @@ def listen(address: Address) -> socket.socket:
             fix="choose another --port, or 0 for any free port",
         ) from None
     return taken
+
+
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_names(host: str, allowed: Sequence[str], *, routed: bool) -> frozenset[str] | None:
+    """Return the names that requests may have in their Host header; None for any.
+
+    A page on a name that an attacker points at this machine (DNS rebinding) is refused thereby. `routed`: a platform
+    (Vertex AI, Cloud Run, a container's $PORT) sends the requests, and knows names that this machine does not.
+    """
+    if routed and not allowed and not is_loopback(host):
+        return None
+    names = {*LOOPBACK, host, *allowed, *(machine_names() if host in ("0.0.0.0", "::") else ())}
+    return frozenset({*map(str.lower, names), *(f"[{name}]".lower() for name in names if ":" in name)})
+
+
+def machine_names() -> tuple[str, ...]:
+    """Return the names and addresses under which a server that listens on all addresses can be reached."""
+    name = socket.gethostname()
+    try:
+        found: set[Any] = {info[4][0] for info in socket.getaddrinfo(name, None)}
+    except OSError:
+        found = set()
+    return (name, socket.getfqdn(), *map(str, found))
 
 
 def serve(server: Server, taken: socket.socket, address: Address, ready: Callable[[int], None]) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.data.readers.base import Bad, Caption, Row, split_name
-from headway.data.readers.detect import READERS, detect, reader_for
+from headway.data.readers.detect import detect, reader_for
 from headway.data.readers.files import Tree, arrays
+from headway.plugins import READERS
 from headway.storage import open_store
 from tests.data import layouts
 

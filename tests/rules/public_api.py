@@ -40,6 +40,7 @@ SECTIONS: dict[str, dict[str, str | tuple[str, ...]]] = {
     "Storage": {"headway.storage": ALL},
     "Plug-in points": {
         "headway.plugins": DEFINED,
+        "headway.plugins.registry": ("Registry", "InstalledPlugin", "BrokenPlugin", "is_path", "declare"),
         "headway.targets": DEFINED,
         "headway.training.metrics.trackers.base": ("Tracker", "TrackerRunInfo"),
         "headway.data.readers.base": DEFINED,

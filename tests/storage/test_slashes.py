@@ -11,6 +11,7 @@ import pytest
 from headway import storage as opening
 from headway.cli import main
 from headway.core.errors import BAD_INPUT, BadInput, BadJob
+from headway.plugins import STORES
 from headway.spec import loads
 from headway.spec.constraints import FORMS, matches
 from headway.storage import local_path, open_store, suggest_url
@@ -98,7 +99,7 @@ def test_the_published_schema_refuses_the_same(form: str, typed: str) -> None:
     assert not matches(form, typed)
 
 
-@pytest.mark.parametrize("scheme", sorted({*opening._OPENERS, *opening._SCHEME_ALIASES, *opening._WEB_SCHEMES} - {""}))
+@pytest.mark.parametrize("scheme", sorted({*STORES.built_in, *opening._SCHEME_ALIASES, *opening._WEB_SCHEMES} - {""}))
 def test_a_job_file_knows_every_scheme_that_stores_know(scheme: str) -> None:
     assert suggest_url(f"{scheme}:/x") is not None
     assert not matches("location", f"{scheme}:/x")

@@ -11,6 +11,7 @@ from torch import Tensor
 from headway.artifacts.evaluate import program_has_no_model
 from headway.core.errors import BadInput, NoCheckpoint, NotThere
 from headway.plugins import RECIPES, Recipe
+from headway.plugins.registry import is_path, unknown_path
 from headway.rundir.history import scores_in
 from headway.rundir.layout import RunFolder
 from headway.spec import Job, undump
@@ -127,6 +128,8 @@ def recipe_of(job: Job, run: str = "RUN") -> Recipe:
     if job.recipe is None:
         raise program_has_no_model(run)
     if job.recipe not in RECIPES:
+        if is_path(job.recipe):
+            raise unknown_path(job.recipe)
         raise BadInput(
             f"this version of Headway has no recipe {job.recipe!r}", fix=f"choose one of {', '.join(RECIPES)}"
         )

@@ -52,7 +52,7 @@ def as_job_file(job: Job) -> str:
 def _config(job: Job) -> dict[str, Any]:
     """Return the settings that differ from the recipe's defaults."""
     settings = current_config({"recipe": job.recipe, "config": to_plain(job.config)})
-    if job.recipe not in RECIPES:
+    if job.recipe is None or job.recipe not in RECIPES:
         return settings
     defaults = to_plain(RECIPES[job.recipe].load_config()())
     return {name: value for name, value in settings.items() if name not in defaults or defaults[name] != value}

@@ -33,6 +33,7 @@ VERBS = {
     "logs": Verb("print a run's log", "headway.cli.follow:logs"),
     "notebook": Verb("open Jupyter on a run's machine in your browser", "headway.cli.inspect:notebook"),
     "plan": Verb("show what `run` would do, without doing it", "headway.cli.run:plan"),
+    "plugins": Verb("list targets, recipes, stores, trackers and readers", "headway.cli.verify:plugins"),
     "predict": Verb("run a model on your own inputs", "headway.cli.model:predict"),
     "prices": Verb("list the hourly prices of accelerators, by region", "headway.cli.setup:prices"),
     "ps": Verb("list runs, newest first", "headway.cli.inspect:ps"),
@@ -56,7 +57,7 @@ GROUPS = {
     "Use the model": ["eval", "compare", "export", "predict", "serve", "deploy", "pull"],
     "Data and scores": ["data", "score"],
     "Set up": ["infra", "ci"],
-    "This machine": ["doctor", "verify-resume", "completion"],
+    "This machine": ["doctor", "plugins", "verify-resume", "completion"],
 }
 
 

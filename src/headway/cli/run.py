@@ -33,7 +33,7 @@ SCRIPT = "script"
 def templates() -> dict[str, Path]:
     """Return the job file to start from, by kind: a script, and every recipe that has one."""
     found = {SCRIPT: SCRIPT_TEMPLATES / "script.yaml"}
-    found.update((name, path) for name, recipe in RECIPES.items() if (path := recipe.template()) is not None)
+    found.update((name, path) for name, recipe in RECIPES.working() if (path := recipe.template()) is not None)
     return dict(sorted(found.items()))
 
 

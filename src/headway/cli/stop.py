@@ -107,6 +107,7 @@ def gc_command(args: argparse.Namespace) -> int:
     where = target_refs(_job(args.file), on=args.on)
     found, missed = _list_resources(where, explicit=args.on is not None)
     unseen = _unseen(found) if args.on is None else []
+    missed |= _broken_targets() if args.on is None else {}
     orphans = [each for each in found if each.verdict == ORPHAN]
     unknown = [each.handle.run for each in found if each.verdict == UNKNOWN]
     if not args.json:
@@ -132,6 +133,13 @@ def gc_command(args: argparse.Namespace) -> int:
         if any(each.verdict == OTHER_OWNER for each in found):
             print("resources of other owners were not touched")
     return LEFT_BEHIND if left or unknown else FINISHED
+
+
+def _broken_targets() -> dict[str, str]:
+    """Return the targets of other packages that cannot be loaded: what they have rented is not known."""
+    from headway.plugins import TARGETS
+
+    return {plugin.name: plugin.problem for plugin in TARGETS.plugins(load=True) if plugin.problem}
 
 
 def _job(file: str | None) -> Job | None:

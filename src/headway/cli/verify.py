@@ -1,4 +1,4 @@
-"""The verbs `doctor` and `verify-resume`: check this machine, a target, or that a job resumes exactly."""
+"""The verbs `doctor`, `plugins` and `verify-resume`: check this machine, a target, or that a job resumes exactly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -19,6 +19,7 @@ from headway.core.format import as_json, paint, size
 from headway.core.types import Finding
 
 if TYPE_CHECKING:
+    from headway.plugins.registry import InstalledPlugin
     from headway.tools.verify_resume import Proof
 
 
@@ -36,7 +37,7 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor_command(args: argparse.Namespace) -> int:
-    findings = [*_machine(), *_extras(), *_index(), *_job(args.file), *_target(args.file, args.on)]
+    findings = [*_machine(), *_extras(), *_plugins(), *_index(), *_job(args.file), *_target(args.file, args.on)]
     if args.json:
         print(as_json([asdict(finding) for finding in findings]))
     else:
@@ -44,6 +45,53 @@ def doctor_command(args: argparse.Namespace) -> int:
             text, colour = MARKS[finding.mark]
             print(f"{paint(text, colour)} {finding.what}" + (f"\n       fix: {finding.fix}" if finding.fix else ""))
     return BAD_INPUT if any(finding.mark == "bad" for finding in findings) else 0
+
+
+def plugins_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of job files with the plug-ins")
+    add_json(parser)
+
+
+def plugins_command(args: argparse.Namespace) -> int:
+    """List what job files and the command line can name. Exit code: 2 if a plug-in cannot be used."""
+    from headway.plugins import installed_plugins
+
+    if args.schema:
+        from headway.plugins import working_catalog
+        from headway.spec.schema import text
+
+        print(text(working_catalog()), end="")
+        return FINISHED
+    found = installed_plugins()
+    print(as_json([asdict(plugin) for plugin in found]) if args.json else _plugin_table(found))
+    return BAD_INPUT if any(plugin.problem for plugin in found) else FINISHED
+
+
+def _plugin_table(found: Sequence[InstalledPlugin]) -> str:
+    from headway.plugins import REGISTRIES
+
+    lines = []
+    for group in (registry.group for registry in REGISTRIES):
+        rows = [plugin for plugin in found if plugin.group == group]
+        ours = [plugin.name for plugin in rows if not plugin.loads]
+        lines.append(f"{group:<10} {', '.join(ours) or 'none of Headway'}")
+        for plugin in (plugin for plugin in rows if plugin.loads):
+            lines.append(f"{'':<10} {plugin.name:<16} {plugin.distribution:<24} {plugin.loads}")
+            lines += [f"{'':<12}{paint('BAD', 'red')} {plugin.problem}"] if plugin.problem else []
+    if not any(plugin.loads for plugin in found):
+        lines.append("No plug-ins of other packages are installed. docs/plugins.md shows how to write one.")
+    return "\n".join(lines)
+
+
+def _plugins() -> Iterator[Finding]:
+    from headway.plugins import installed_plugins
+
+    for plugin in (plugin for plugin in installed_plugins() if plugin.loads):
+        name = f"plug-in {plugin.name} ({plugin.group}) of {plugin.distribution}"
+        if plugin.problem:
+            yield Finding("bad", f"{name}: {plugin.problem}", f"pip install --upgrade {plugin.distribution.split()[0]}")
+        else:
+            yield Finding("ok", name)
 
 
 def _machine() -> Iterator[Finding]:

@@ -86,6 +86,8 @@ class Plan:
         resume: How the run resumes: `exact`, `transformers`, `lightning`, `keras`, `script` or `beginning`; empty in
             plans of older versions.
         project: The project's folder, if the target runs it there, in place.
+        plugins: What the plan uses of other packages: for each kind (`target`, `recipe`, `trackers`, `stores`) the
+            names with their package; of a target also what the supervisor must know of it. Empty if nothing.
         notes: What a reader of the plan should know before launching it.
         requests: The exact requests that the target will make.
 
@@ -114,6 +116,7 @@ class Plan:
     price: Mapping[str, Any]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: those that are known
     resume: str = ""  # one of the kinds below; empty in older plans, whose wheels refuse the key
     project: str = ""  # the project's folder on this machine, if it runs there, in place; left out of the JSON if not
+    plugins: Mapping[str, Any] = field(default_factory=dict)  # what it uses of other packages; left out if nothing
     notes: tuple[str, ...] = ()  # what a reader of the plan should know before launching it
     requests: tuple[Request, ...] = field(default=())
 
@@ -128,6 +131,8 @@ class Plan:
             del plain["resume"]
         if not self.project:
             del plain["project"]
+        if not self.plugins:
+            del plain["plugins"]
         if not self.code.runtime:
             del plain["code"]["runtime"]
         return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

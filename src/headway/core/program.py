@@ -16,6 +16,12 @@ def is_project(job: Mapping[str, Any]) -> bool:
     return not job.get("recipe")
 
 
+def uses_project_code(job: Mapping[str, Any]) -> bool:
+    """Return whether a recorded job runs code of the project: its program, or a recipe or tracker named by path."""
+    named = (str(job.get("recipe") or ""), *map(str, job.get("log_to") or ()))
+    return is_project(job) or any(":" in name for name in named)
+
+
 def is_foreign_image(job: Mapping[str, Any]) -> bool:
     """Return whether a recorded job's image is not made by Headway: a ready one, or one of the project's Dockerfile."""
     image: Mapping[str, Any] = job.get("image") or {}

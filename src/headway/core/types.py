@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headway.core.errors import Problem
 
@@ -231,6 +231,61 @@ class ExecCommand:
         return [*self.words[:-1], f"{self.words[-1]} {shlex.join(more)}"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RentalCommands:
+    """The shell commands by which the ssh target rents machines; `{run}` and `{id}` are filled in.
+
+    Attributes:
+        up: Rents the machines ($HEADWAY_NODES of them) and prints `host=ADDRESS id=ID` for each, or fails.
+        down: Releases the machine `{id}`; succeeds if it is gone already.
+        list: Prints a line for every machine of the run `{run}`; prints nothing once they are gone.
+        self_down: A command on the machine itself that releases it if nobody else does; None if there is none.
+        price: USD per hour of one machine; None if it is not known.
+    """
+
+    up: str
+    down: str
+    list: str
+    self_down: str | None = None
+    price: float | None = None
+
+
+class MachineProvider(ABC):
+    """A place that rents machines to the ssh target: the contract of an entry point of `headway.providers`.
+
+    `targets: {gpu: {kind: ssh, provider: NAME, machine: {…}}}` then stands for the commands that it returns. The ssh
+    target runs and records them like those of a job file, so that its guarantees about money hold for every provider.
+
+    Example:
+        >>> from headway.core.types import MachineProvider, RentalCommands
+        >>> class Garage(MachineProvider):
+        ...     def commands(self, machine):
+        ...         up = f"garage rent {machine['type']} --label {{run}}"
+        ...         return RentalCommands(up=up, down="garage return {id}", list="garage list --label {run}", price=0.4)
+        >>> Garage().commands({"type": "big"}).up
+        'garage rent big --label {run}'
+    """
+
+    @abstractmethod
+    def commands(self, machine: Mapping[str, Any]) -> RentalCommands:
+        """Return the commands that rent machines of this kind. Makes no request.
+
+        Args:
+            machine: The target's `machine` in the job file.
+
+        Returns:
+            The commands.
+
+        Raises:
+            BadInput: If a key is missing or wrong.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoOptions:
+    """The options of a target that has none."""
+
+
 class Target(ABC):
     """A place that runs plans: the contract of a target.
 
@@ -238,9 +293,9 @@ class Target(ABC):
     defaults, those of a machine that is not billed and has no API to ask; a target overrides what differs. Nothing
     outside a target's package calls any other method of it. docs/writing-a-target.md shows all on one screen.
 
-    A new target is one package, one entry in `headway.plugins.TARGETS` and one test file that runs
-    `tests/contract/suite.py`; the docstring of `headway.plugins` lists the files to regenerate then. Its constructor
-    takes an instance of its options dataclass. The launcher records a run in its folder before it calls `submit`, so
+    A new target is one class in any installed package, an entry point of the group `headway.targets` that names it, and
+    one test file that inherits `headway.testing.TargetContract` (docs/plugins.md). Its constructor takes an instance of
+    its `options_class`, a frozen dataclass. The launcher records a run in its folder before it calls `submit`, so
     that a run can be found and taken down whatever happens in between.
 
     Example:
@@ -270,6 +325,36 @@ class Target(ABC):
     sees_local_paths: ClassVar[bool] = False  # its processes see the paths of this machine: files need not be sent
     runs_in_place: ClassVar[bool] = False  # a project runs in its own folder, not in a copy of its code
     has_pods: ClassVar[bool] = False  # {pod.name} and {pod.ip} have values
+
+    # What is known of it without making one. `headway.plugins.TargetPlugin` explains each.
+    options_class: ClassVar[type[Any]] = NoOptions  # a frozen dataclass: its fields are the keys in the job file
+    summary: ClassVar[str] = ""  # one line, to choose by
+    on_this_machine: ClassVar[bool] = False
+    own_python: ClassVar[bool] = False
+    list_price_factor: ClassVar[float | None] = None
+    scheduler_env: ClassVar[bool] = False
+    shared_workdir: ClassVar[Literal["no", "yes", "ready-image"]] = "no"
+
+    @classmethod
+    def recorded(cls) -> list[Recorded]:
+        """List what this machine has recorded as rented by this kind of target, for `gc`.
+
+        Returns:
+            The records. By default none.
+        """
+        return []
+
+    @classmethod
+    def configured_options(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Read options that a job file leaves to this machine's configuration.
+
+        Args:
+            options: The options of the job file.
+
+        Returns:
+            Further options. By default none.
+        """
+        return {}
 
     @abstractmethod
     def check(self, job: Job) -> list[Problem]:

@@ -99,7 +99,7 @@ def _refs_of_rentals() -> Iterable[TargetRef]:
 
 def _rentals() -> Iterable[tuple[str, Recorded]]:
     """Yield what the targets have recorded on this machine as rented, each with its kind of target."""
-    for kind, entry in TARGETS.items():
+    for kind, entry in TARGETS.working():
         yield from ((kind, rental) for rental in entry.load_recorded())
 
 

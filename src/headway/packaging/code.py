@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from headway._version import __version__
 from headway.core.errors import BadInput, BadPlan
 from headway.core.platform import state_dir
-from headway.core.program import entry_files
+from headway.core.program import entry_files, uses_project_code
 from headway.packaging.dependencies import find
 from headway.packaging.secret_gate import check_wheel, files_of_secrets, refuse, scan_files
 from headway.packaging.selection import LeftOut, Selection, select_files
@@ -71,7 +71,7 @@ def package(job: Job, *, in_place: bool = False) -> Package:
     root = Path(job.root).resolve()
     program = sorted(_program_files(job, root))
     chosen = Selection(sent=program)  # a recipe's requirements are installed first, too
-    if job.recipe is None or job.image.dockerfile:  # a Dockerfile may copy any file of the project
+    if uses_project_code(dump(job)) or job.image.dockerfile:  # a Dockerfile may copy any file of the project
         chosen = select_files(root, _output_dirs(job, root), program, _files_in_arguments(job))
     bodies, secrets = _pass_gate(job, root, chosen, program if in_place else None)
     tar = _pack(root, bodies)

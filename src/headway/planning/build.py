@@ -20,6 +20,7 @@ from headway.packaging import dependencies
 from headway.packaging.code import Package, build_wheel, package
 from headway.packaging.resume_evidence import integrated, is_source, resume_kind
 from headway.packaging.upload import data_fingerprint, data_problems
+from headway.planning import plugins
 from headway.planning.cost import Cost, cost_of, price_record, reserved_s
 from headway.spec import Job, dump
 from headway.spec.rules import closest_name, processes
@@ -274,7 +275,8 @@ def plan(job: Job, on: str = "local") -> Plan:
     unsuitable = problems(job, entry.options)
     job = _absolute(job)
     target = targets.make(job, on)
-    refused = [*unsuitable, *pod_placeholders(job, target), *target.check(job), *data_problems(job)]
+    missing = plugins.problems(job, entry.kind, entry.options, target.image_platform(job))
+    refused = [*unsuitable, *missing, *pod_placeholders(job, target), *target.check(job), *data_problems(job)]
     if refused:
         raise BadJob(refused)
     in_place = target.runs_in_place and job.recipe is None
@@ -298,8 +300,10 @@ def plan(job: Job, on: str = "local") -> Plan:
         price=price_record(job, dumped, entry.kind, cost, cpus=int(environment["threads"]) * processes(job)),
         resume=_resume_kind(job, packed),
         project=str(Path(job.root).resolve()) if in_place else "",
+        plugins=plugins.record(job, entry.kind),
         notes=(
             *file_notes(packed, in_place=in_place),
+            *plugins.notes(job, entry.kind, entry.options),
             *_configured_notes(job, on, entry.options),
             *target.notes(job, processes(job)),
             *_cost_notes(job, cost),

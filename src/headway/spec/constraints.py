@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from headway.core.metric_sources import METRIC_SOURCES
-from headway.plugins import TRACKERS
+from headway.plugins import STORES, TRACKERS
 from headway.spec.model import Accelerator, Cadence, Secret
 from headway.spec.units import DURATION_PATTERN, SIZE_PATTERN
 
@@ -29,6 +29,7 @@ class Form:
     example: str
 
 
+SCHEMES = "gs:|s3:|az:|file:|memory:"  # of the stores that ship with Headway
 # gs:/bucket, with a slash missing, would be a folder of that name. `storage.suggest_url` has the same schemes.
 _SLASHES_MISSING = r"(?!(?:gs|gcs|s3|s3a|s3n|az|azure|abfs|abfss|adl|wasb|wasbs|file|mem|memory|http|https):(?!//))"
 
@@ -58,17 +59,17 @@ FORMS = {
         SECRET_FORMS,
     ),
     "location": Form(
-        rf"^{_SLASHES_MISSING}(?!(?!gs:|s3:|az:|file:|memory:)[A-Za-z][A-Za-z0-9+.-]+://).+$",
+        rf"^{_SLASHES_MISSING}(?!(?!{SCHEMES})[A-Za-z][A-Za-z0-9+.-]+://).+$",
         "a folder, or a gs://, s3:// or az:// URL",
         "gs://bucket/runs",
     ),
     "source": Form(
-        rf"^{_SLASHES_MISSING}(?!(?!gs:|s3:|az:|file:|memory:|https?:)[A-Za-z][A-Za-z0-9+.-]+://).+$",
+        rf"^{_SLASHES_MISSING}(?!(?!{SCHEMES}|https?:)[A-Za-z][A-Za-z0-9+.-]+://).+$",
         "a folder, a gs://, s3://, az:// or https:// URL, or builtin:NAME",
         "gs://bucket/coco",
     ),
     "weights": Form(
-        rf"^{_SLASHES_MISSING}(?!(?!gs:|s3:|az:|file:|memory:)[A-Za-z][A-Za-z0-9+.-]+://)[\s\S]*$",
+        rf"^{_SLASHES_MISSING}(?!(?!{SCHEMES})[A-Za-z][A-Za-z0-9+.-]+://)[\s\S]*$",
         "a folder or file, or a gs://, s3:// or az:// URL",
         "gs://bucket/runs/captions-1",
     ),
@@ -92,11 +93,24 @@ FORMS = {
 
 # Marks that change how a text is read, not which texts are allowed.
 EXPANDED, AS_TYPED, PLACEHOLDERS = "env", "text", "placeholders"
+TRACKER = "tracker"  # a name of a tracker, or a class as MODULE:CLASS
 WORDS = "words"  # on a list of texts: one text is split as a shell would
 
 
+LOCATIONS = ("location", "source", "weights")  # forms that may be URLs
+
+
 def matches(mark: str, text: str) -> bool:
-    return re.fullmatch(FORMS[mark].pattern, text) is not None
+    if re.fullmatch(FORMS[mark].pattern, text) is not None:
+        return True
+    scheme = scheme_of(text) if mark in LOCATIONS else ""
+    return bool(scheme) and scheme in STORES
+
+
+def scheme_of(text: str) -> str:
+    """Return the scheme of a URL; empty if the text is none."""
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://.", text)
+    return found[1].lower() if found else ""
 
 
 _BOUNDS = {
@@ -197,8 +211,7 @@ def recorded_keys_of(cls: Any) -> dict[str, Key]:
 def unmarked(annotation: Any) -> tuple[Any, tuple[object, ...]]:
     """Split an annotation into its type and its marks."""
     if get_origin(annotation) is Annotated:
-        marks = annotation.__metadata__
-        return Literal[tuple(sorted(TRACKERS))] if "tracker" in marks else get_args(annotation)[0], marks
+        return get_args(annotation)[0], annotation.__metadata__
     return annotation, ()
 
 
@@ -233,6 +246,8 @@ def described(annotation: Any) -> str:
         return " or ".join(f"'{choice}'" if isinstance(choice, str) else str(choice) for choice in get_args(kind))
     if is_list(kind):
         return "a list, or one text" if WORDS in extra else "a list"
+    if TRACKER in extra:
+        return " or ".join([*(f"'{name}'" for name in TRACKERS), "a class as MODULE:CLASS"])
     named = [FORMS[mark].words for mark in forms(extra)]
     limits = [bound.words for bound in bounds(extra)]
     name = named[0] if named else _NAMES.get(kind) or _TEXT_FORMS.get(kind, "a mapping of keys and values")

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from headway.core.errors import BadJob, BadPlan, MissingExtra, Problem
 from headway.core.metric_sources import metric_source_problem
-from headway.plugins import Catalog, Loader, built_in_catalog
+from headway.plugins import RECIPES, TARGETS, Catalog, Loader, installed_catalog
+from headway.plugins.registry import BrokenPlugin, Registry, is_path
 from headway.spec.constraints import recorded_keys_of
 from headway.spec.model import Data, DataSource, FileName, Job, Source, TargetEntry, TargetName
 from headway.spec.renamed import translate_former
@@ -106,7 +107,7 @@ def loads(
 
         tree = put_variables(override(tree, set, problems), variables or {}, problems)
         reading = ValidationContext(problems, os.environ if env is None else env, Path(root))
-        job = _JobReader(reading, catalog or built_in_catalog()).read(tree)
+        job = _JobReader(reading, catalog or installed_catalog()).read(tree)
     if problems:
         raise BadJob(_in_order(problems))
     assert isinstance(job, Job), "a job that could not be read has problems"
@@ -236,7 +237,7 @@ class _JobReader:
     def _own_data(self, recipe: str | None) -> Data:
         """Return the recipe's built-in data, for a job that names no data."""
         source = self.catalog.data.get(recipe or "")
-        if source is None:
+        if not source:
             return Data()
         brought = (Source(source=source),)
         return Data(train=brought, val=brought, test=brought)
@@ -245,20 +246,38 @@ class _JobReader:
         name = self.reader.value(node, str | None, path) if node is not None else None
         if name is None or name is BAD:
             return name
-        return name if name in self.catalog.recipes else self._unknown(node, "recipe", name, self.catalog.recipes)
+        assert node is not None
+        return self._named(node, name, self.catalog.recipes, RECIPES)
 
-    def _unknown(self, node: Node | None, what: str, name: str, known: Mapping[str, Loader]) -> Any:
+    def _named(self, node: Node, name: str, known: Mapping[str, Loader], registry: Registry[Any]) -> Any:
+        """Check the name of a plug-in, or the path of its class, and that it can be loaded."""
+        if is_path(name):
+            self.reader.declared(name, node)
+        try:
+            if name in known:
+                known[name]
+                return name
+        except BrokenPlugin as error:
+            return self.context.report(error.problem.what, node.where, error.problem.fix)
         near = closest_name(name, known)
-        fix = f"did you mean {near}?" if near else f"write one of {', '.join(sorted(known))}"
-        return self.context.report(f"unknown {what} '{name[:60]}'", node.where if node else "", fix)
+        fix = registry.hints.get(name) or (f"did you mean {near}?" if near else f"write one of {', '.join(known)}")
+        return self.context.report(f"unknown {registry.what} '{name[:60]}'", node.where, fix)
 
     def _config(self, node: Node | None, path: str, recipe: Node | None) -> Any:
         """Read the config: a recipe's with its defaults, a script's unchanged."""
-        described_by = self.catalog.recipes.get(recipe.value) if recipe and isinstance(recipe.value, str) else None
+        described_by = self._recipe_config(recipe)
         if recipe is None or described_by is None:
             return {} if node is None else self.reader.value(node, Mapping[str, Any], path)
         found = self.reader.dataclass(node or Node({}, recipe.where), described_by(), path)
         return BAD if found is BAD else to_plain(found)
+
+    def _recipe_config(self, recipe: Node | None) -> Loader | None:
+        if recipe is None or not isinstance(recipe.value, str):
+            return None
+        try:
+            return self.catalog.recipes.get(recipe.value)
+        except BrokenPlugin:  # reported for the recipe itself
+            return None
 
     def _targets(self, node: Node | None, path: str) -> Any:
         """Read the targets. `local` is always one of them."""
@@ -281,8 +300,8 @@ class _JobReader:
         word = self.reader.value(kind, str, f"{here}.kind")
         if word is BAD:
             return BAD
-        if word not in self.catalog.targets:
-            return self._unknown(kind, "kind of target", word, self.catalog.targets)
+        if self._named(kind, word, self.catalog.targets, TARGETS) is BAD:
+            return BAD
         if name == LOCAL and word != LOCAL:
             return self.context.report(f"{here} is always this machine", kind.where, "give this target another name")
         options = self._options(node, word, here)

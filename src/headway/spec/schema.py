@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from headway.core.errors import MissingExtra
-from headway.plugins import Catalog, built_in_catalog
+from headway.plugins import STORES, TRACKERS, Catalog, built_in_catalog
+from headway.plugins.registry import CLASS_PATH
 from headway.spec import constraints, rules, units
 from headway.spec.constraints import (
     NOTHING,
@@ -93,8 +94,10 @@ def job_schema(catalog: Catalog) -> Schema:
     """Return the schema of a job file with the recipes and targets of the catalog."""
     definitions: dict[str, Schema] = {}
     job = _object(Job, definitions)
-    job["properties"]["recipe"]["enum"] = [*sorted(catalog.recipes), None]
+    job["properties"]["recipe"] = _or_path(job["properties"]["recipe"], {"enum": [*sorted(catalog.recipes), None]})
     job["properties"]["targets"] = _targets(catalog, definitions)
+    names = job["properties"]["log_to"]["items"]["anyOf"][0]
+    names["enum"] = sorted({*names["enum"], *catalog.trackers})
     del definitions[TargetEntry.__name__]  # each kind of target has a definition of its own
     _named_data(job, definitions)
     job["allOf"] += [_config_of(name, catalog, definitions) for name in sorted(catalog.recipes)]
@@ -120,6 +123,12 @@ def _named_data(job: Schema, definitions: dict[str, Schema]) -> None:
     job["allOf"].append({"if": _given("recipe"), "then": {"properties": {"data": only_lists}}})
 
 
+def _or_path(schema: Schema, named: Schema) -> Schema:
+    """Return the schema of a plug-in's name, or of a class as MODULE:CLASS."""
+    described: Schema = {name: schema[name] for name in ("description", "default") if name in schema}
+    return {**described, "anyOf": [named, {"type": "string", "pattern": f"^{CLASS_PATH.pattern}$"}]}
+
+
 def _config_of(recipe: str, catalog: Catalog, definitions: dict[str, Schema]) -> Schema:
     name = f"{recipe}-config"
     definitions[name] = _object(catalog.recipes[recipe](), definitions)
@@ -129,11 +138,14 @@ def _config_of(recipe: str, catalog: Catalog, definitions: dict[str, Schema]) ->
 
 def _targets(catalog: Catalog, definitions: dict[str, Schema]) -> Schema:
     """Return the schema of a target: the keys of its kind and no others."""
-    entries = []
+    entries: list[Schema] = []
     for kind in sorted(catalog.targets):
         name = f"{kind}-target"
         definitions[name] = _target(kind, catalog, definitions)
         entries.append({"$ref": _reference(name)})
+    by_path: Schema = {"kind": {"type": "string", "pattern": f"^{CLASS_PATH.pattern}$"}}
+    any_options: Schema = {"type": "object", "properties": by_path, "required": ["kind"]}
+    entries.append(any_options)
     key = keys_of(Job)["targets"]
     names = {"pattern": constraints.FORMS["target name"].pattern}
     places = {"type": "object", "propertyNames": names, "additionalProperties": {"anyOf": entries}}
@@ -266,6 +278,8 @@ def _nested_schema(cls: Any, definitions: dict[str, Schema]) -> Schema:
 
 def _simple(kind: Any, extra: tuple[object, ...]) -> Schema:
     forms = constraints.forms(extra)
+    if constraints.TRACKER in extra:
+        return _or_path({}, {"enum": sorted(TRACKERS.built_in)})
     if kind is str or {"duration", "size"} & set(forms):
         shape: Schema = {"type": ["string", "number", "boolean"] if constraints.AS_TYPED in extra else "string"}
         return {**shape, **({"pattern": constraints.FORMS[forms[0]].pattern} if forms else {})}
@@ -279,7 +293,10 @@ def _reference(name: str) -> str:
 
 
 def text(catalog: Catalog | None = None) -> str:
-    return json.dumps(job_schema(catalog or built_in_catalog()), indent=2, ensure_ascii=False) + "\n"
+    catalog = catalog or built_in_catalog()
+    written = json.dumps(job_schema(catalog), indent=2, ensure_ascii=False) + "\n"
+    added = "".join(f"{scheme}:|" for scheme in catalog.schemes if scheme not in STORES.built_in)
+    return written.replace(constraints.SCHEMES, f"{added}{constraints.SCHEMES}")
 
 
 # The tables of docs/job-file.md, from the same annotations: `python -m headway.spec.schema docs/job-file.md`.

@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from headway.core.errors import Problem
 from headway.core.program import escape_placeholders
+from headway.plugins import STORES, TRACKERS
+from headway.plugins.registry import declare, is_path
 from headway.spec import constraints, rules, units
 from headway.spec.constraints import (
     NOTHING,
@@ -29,7 +31,7 @@ from headway.spec.constraints import (
     union_members,
     unmarked,
 )
-from headway.spec.model import Accelerator, Cadence, Secret
+from headway.spec.model import Accelerator, Cadence, Secret, TrackerName
 from headway.spec.renamed import FormerKey, overrides, renamed_in, written
 from headway.spec.rules import Node, closest_name, members
 
@@ -203,6 +205,9 @@ def _bad_form(node: Node, text: str, form: str, path: str, context: ValidationCo
         fix = f"put the value into an environment variable and write env:{variable} (or {constraints.SECRET_FORMS})"
         return context.report(what, node.where, fix)
     wanted = constraints.FORMS[form]
+    scheme = constraints.scheme_of(text) if form in constraints.LOCATIONS else ""
+    if scheme in STORES.hints:
+        return context.report(f"{path}: no store for {scheme}:// is installed", node.where, STORES.hints[scheme])
     fix = f"write {_renamed(text, form) or _url_suggestion(text, form) or wanted.example}"
     return context.report(f"{path} must be {wanted.words}, not '{text[:60]}'", node.where, fix)
 
@@ -334,6 +339,8 @@ class Reader:
             return self._mapping(node, kind, path)
         if is_dataclass(kind):
             return self._nested(node, kind, path)  # type: ignore[arg-type]
+        if constraints.TRACKER in extra:
+            return self._tracker(node, path)
         if kind is bool:
             return read_bool(node, path, self.context)
         if kind in (int, float):
@@ -375,6 +382,24 @@ class Reader:
         near = closest_name(node.text, [str(choice) for choice in choices])
         fix = f"did you mean {near}?" if near else f"write {described(kind)}"
         return self.context.report(f"{path} must be {described(kind)}, not {shown(node)}", node.where, fix)
+
+    def _tracker(self, node: Node, path: str) -> Any:
+        """Read the name of a tracker. A record's is not looked up: it may be installed where the job trains alone."""
+        name = read_text(node, (), path, self.context)
+        if name is BAD or not self.context.typed:
+            return name
+        if is_path(name):
+            return self.declared(name, node)
+        if name in TRACKERS:
+            return name
+        fix = TRACKERS.suggest(name)
+        return self.context.report(f"{path} must be {described(TrackerName)}, not {shown(node)}", node.where, fix)
+
+    def declared(self, path: str, node: Node) -> Any:
+        """Allow a class that the job file names by path; the job file's folder is where it is imported from."""
+        if self.context.folder is not None:
+            declare(path, self.context.folder, remember=True)
+        return path
 
     def _list(self, node: Node, kind: Any, path: str) -> Any:
         inside = get_args(kind)

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from weakref import WeakSet
 
 from headway.core.errors import BadInput, Conflict, StoreError
+from headway.plugins import STORES
 from headway.storage.base import ABSENT, ObjectInfo, Store
 from headway.storage.transfer import fetch_file, send_file, subfolders
 
@@ -104,12 +105,9 @@ def suggest_url(text: str) -> str | None:
     """
     scheme, separator, rest = text.partition(":")
     scheme = scheme.lower()
-    if (
-        not separator
-        or rest.startswith("//")
-        or not scheme
-        or scheme not in (*_OPENERS, *_SCHEME_ALIASES, *_WEB_SCHEMES)
-    ):
+    if not separator or rest.startswith("//") or not scheme:
+        return None
+    if scheme not in (*STORES.built_in, *_SCHEME_ALIASES, *_WEB_SCHEMES):
         return None
     root = "file:///" if scheme == "file" else f"{_SCHEME_ALIASES.get(scheme, scheme)}://"
     return root + (rest.lstrip("/") or ("path" if scheme == "file" else "bucket"))
@@ -135,7 +133,9 @@ def require_url(text: str) -> None:
 
 
 def open_store(url: str, *, endpoint: str | None = None, retry: RetryPolicy | None = None) -> Store:
-    """Open the store at a path, file://, memory://, gs://, s3:// or az://. Makes no request until it is first used.
+    """Open the store at a path or URL: a folder, gs://, s3://, az://, memory://, or a scheme that a plug-in adds.
+
+    Makes no request until it is first used.
 
     Args:
         url: The store's location.
@@ -147,7 +147,7 @@ def open_store(url: str, *, endpoint: str | None = None, retry: RetryPolicy | No
         The store.
 
     Raises:
-        BadInput: If it is not the URL of a known kind of store.
+        BadInput: If it is not the URL of a known kind of store, or the plug-in for it is broken.
 
     Example:
         >>> from headway.storage import open_store
@@ -157,7 +157,8 @@ def open_store(url: str, *, endpoint: str | None = None, retry: RetryPolicy | No
         5
     """
     scheme, _ = _split(url)
-    return _OPENERS[scheme](url, endpoint, retry)
+    opener: Callable[..., Store] = STORES[scheme].load()
+    return opener(url, endpoint=endpoint, retry=retry)
 
 
 def join(url: str, *parts: str) -> str:
@@ -248,14 +249,15 @@ def _split(url: str) -> tuple[str, str]:
     if not separator:
         return "", url
     scheme = scheme.lower()
-    if scheme not in _OPENERS:
+    if scheme not in STORES:
         known = _SCHEME_ALIASES.get(scheme)
-        fix = f"write {known}://" if known else "use a folder, gs://, s3://, az:// or memory://"
+        fix = f"write {known}://" if known else STORES.hints.get(scheme, _schemes())
         raise BadInput(f"{url}: {scheme}:// is not a kind of store that Headway supports", fix=fix)
     return scheme, rest
 
 
-def _folder(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
+def open_folder(url: str, *, endpoint: str | None = None, retry: RetryPolicy | None = None) -> Store:
+    """Open the store at a URL of this kind: `open_store` chooses by the scheme."""
     from headway.storage.local import FolderStore
 
     path = local_path(url)
@@ -263,41 +265,40 @@ def _folder(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
     return FolderStore(path)
 
 
-def _memory(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
+def open_memory(url: str, *, endpoint: str | None = None, retry: RetryPolicy | None = None) -> Store:
+    """Open the store at a URL of this kind: `open_store` chooses by the scheme."""
     from headway.storage.memory import MemoryStore
 
     return MemoryStore(url)
 
 
-def _google(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
+def open_google(url: str, *, endpoint: str | None = None, retry: RetryPolicy | None = None) -> Store:
+    """Open the store at a URL of this kind: `open_store` chooses by the scheme."""
     from headway.storage.gcs import GoogleCloud
     from headway.storage.object_store import ObjectStore
 
     return ObjectStore(GoogleCloud.from_url(url, endpoint), retry)
 
 
-def _amazon(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
+def open_amazon(url: str, *, endpoint: str | None = None, retry: RetryPolicy | None = None) -> Store:
+    """Open the store at a URL of this kind: `open_store` chooses by the scheme."""
     from headway.storage.object_store import ObjectStore
     from headway.storage.s3 import AmazonCloud
 
     return ObjectStore(AmazonCloud.from_url(url, endpoint), retry)
 
 
-def _azure(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
+def open_azure(url: str, *, endpoint: str | None = None, retry: RetryPolicy | None = None) -> Store:
+    """Open the store at a URL of this kind: `open_store` chooses by the scheme."""
     from headway.storage.azure import AzureCloud
     from headway.storage.object_store import ObjectStore
 
     return ObjectStore(AzureCloud.from_url(url, endpoint), retry)
 
 
-_OPENERS: dict[str, Callable[[str, str | None, RetryPolicy | None], Store]] = {
-    "": _folder,
-    "az": _azure,
-    "file": _folder,
-    "gs": _google,
-    "memory": _memory,
-    "s3": _amazon,
-}
+def _schemes() -> str:
+    added = "".join(f" or {scheme}://" for scheme in STORES if scheme not in STORES.built_in)
+    return f"use a folder, gs://, s3://, az:// or memory://{added}"
 
 
 __all__ = [

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from headway.core import platform
 from headway.core.errors import BadInput
 from headway.core.plan import Plan
-from headway.core.program import DATA, entry_files, fill_placeholders, is_project
+from headway.core.program import DATA, entry_files, fill_placeholders, is_project, uses_project_code
 from headway.supervisor.image_entry import ADDED
 from headway.supervisor.processes import Command
 from headway.supervisor.project_python import PYTHON, python_path, require_python, search_path
@@ -353,6 +353,8 @@ def rank_command(
         own = {**env, PYTHON: base.get(PYTHON, "")}
         folders, hook_variables = python_path(plan.job, own, workdirs.code)
         env |= {"PYTHONPATH": _join_search_paths(*folders), "PATH": search_path(plan.job, own), **hook_variables}
+    elif uses_project_code(plan.job):
+        env["PYTHONPATH"] = _join_search_paths(env.get("PYTHONPATH", ""), str(workdirs.code))
     words = argv(plan, workdirs.code, values, base, is_from_before)
     return Command(rank=topology.ranks[local_rank], argv=words, env=env, cwd=workdirs.code)
 

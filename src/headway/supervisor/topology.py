@@ -332,7 +332,7 @@ def detect_topology(env: Mapping[str, str], plan: Plan, *, hostname: str | None 
     """
     hostname = hostname or env.get("HOSTNAME") or socket.gethostname()
     info = headway_launcher(env, hostname)
-    if info is None and plugin_of(plan.kind).scheduler_env:
+    if info is None and plugin_of(plan.kind, plan.plugins).scheduler_env:
         info = other_launcher(env, plan.nodes)
     if info is None:
         info = NodeInfo(node=0, nodes=1, master_addr=LOOPBACK, source=NO_LAUNCHER, variable="the environment")

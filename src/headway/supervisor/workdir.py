@@ -524,7 +524,7 @@ def is_shared(plan: Plan) -> bool:
 
     Slurm's is in the outputs; Docker's is mounted where the job brings its own image.
     """
-    shared = plugin_of(plan.kind).shared_workdir
+    shared = plugin_of(plan.kind, plan.plugins).shared_workdir
     return shared == "yes" or (shared == "ready-image" and is_foreign_image(plan.job))
 
 

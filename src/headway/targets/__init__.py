@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.errors import BadInput
 from headway.plugins import TARGETS
+from headway.plugins.registry import declare, is_path, unknown_path
 from headway.spec.loading import from_plain
 from headway.spec.model import TargetEntry
 
@@ -37,11 +38,16 @@ def entry(job: Job, name: str) -> TargetEntry:
         >>> targets.entry(headway.Job.load("headway.yaml"), "docker").kind
         'docker'
     """
+    if is_path(name):
+        declare(name, job.root, remember=True)
     own_entry = job.targets.get(name) or (TargetEntry(kind=name) if name in TARGETS else None)
     if own_entry is not None:
         plugin = TARGETS.get(own_entry.kind)
+        if is_path(str(own_entry.options.get("provider"))):
+            declare(own_entry.options["provider"], job.root, remember=True)
         configured = plugin.local_options(own_entry.options) if plugin else {}
-        return replace(own_entry, options={**configured, **own_entry.options}) if configured else own_entry
+        added = {name: value for name, value in configured.items() if own_entry.options.get(name) is None}
+        return replace(own_entry, options={**own_entry.options, **added}) if added else own_entry
     known = sorted({*job.targets, *TARGETS})
     raise _unknown_name(f"no target is called {name!r}", name, known)
 
@@ -114,6 +120,8 @@ def build(kind: str, options: Mapping[str, Any]) -> Target:
         1.5
     """
     if kind not in TARGETS:
+        if is_path(kind):
+            raise unknown_path(kind)
         raise _unknown_name(f"no kind of target is called {kind!r}", kind, sorted(TARGETS))
     plugin = TARGETS[kind]
     typed_options = from_plain(options, plugin.load_options(), where=f"options of {kind}")

@@ -1,7 +1,7 @@
 """The reader contract: a reader streams rows, captions for rows, and faults. It stores nothing.
 
-A reader is one class and one registry line in `detect.py`. It reads annotations only: workers open the pictures later,
-in parallel.
+A reader is one class, found by its name in `headway.plugins.READERS`. It reads annotations only: workers open the
+pictures later, in parallel.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from headway.data.readers.files import Tree
 
 Task = Literal["captions", "classes", "grades", "translation"]
 SPLITS = ("train", "val", "test")
@@ -80,14 +83,17 @@ Found = Row | Caption | Bad
 class Reader(Protocol):
     """Protocol of a reader: it streams the rows, captions and faults of one data format. It stores nothing.
 
-    A new reader is one class, whose constructor takes a `Tree` of the source's files, and one line in `detect.READERS`.
-    It reads annotations only: workers open the pictures later, in parallel. `task` says what its rows are for, and
-    `name` is its name in the report.
+    A new reader is one class, whose constructor takes a `Tree` of the source's files, and an entry point of the group
+    `headway.readers` that names it (docs/plugins.md). It reads annotations only: workers open the pictures later, in
+    parallel. `task` says what its rows are for, and `name` is its name in the report.
 
     Example:
         >>> from headway.data.readers.base import Reader, Row
         >>> class Numbered:
         ...     task, name = "translation", "numbered lines"
+        ...     @classmethod
+        ...     def fits(cls, lines):
+        ...         return bool(lines)
         ...     def __init__(self, lines):
         ...         self._lines = lines
         ...     def read_rows(self):
@@ -100,6 +106,17 @@ class Reader(Protocol):
 
     task: Task
     name: str  # name in the report
+
+    @classmethod
+    def fits(cls, tree: Tree) -> bool:
+        """Return whether a source looks like this format. Those of other packages are asked after Headway's own.
+
+        Args:
+            tree: The source's files.
+
+        Returns:
+            True to read it when the user names no format.
+        """
 
     def read_rows(self) -> Iterator[Found]:
         """Yield everything in the source, in its own order, which is the same each time.

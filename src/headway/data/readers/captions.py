@@ -20,6 +20,10 @@ class Flickr8k:
     task: Task = "captions"
     name = "Flickr8k"
 
+    @classmethod
+    def fits(cls, tree: Tree) -> bool:
+        return bool(token_file(tree))
+
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._folder = _picture_folder(tree)
@@ -88,6 +92,10 @@ def _picture_folder(tree: Tree) -> str:
 class Listed:
     task: Task = "captions"
     name = "list of captioned pictures"
+
+    @classmethod
+    def fits(cls, tree: Tree) -> bool:
+        return bool(caption_lists(tree))
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -158,6 +166,10 @@ class Coco:
 
     task: Task = "captions"
     name = "COCO captions"
+
+    @classmethod
+    def fits(cls, tree: Tree) -> bool:
+        return bool(coco_documents(tree))
 
     def __init__(self, tree: Tree, *, year: str | None = None) -> None:
         self._tree = tree
@@ -271,6 +283,10 @@ class VizWiz:
 
     task: Task = "captions"
     name = "VizWiz-Captions"
+
+    @classmethod
+    def fits(cls, tree: Tree) -> bool:
+        return bool(vizwiz_documents(tree)) and tree.summary.pictures > 0
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree

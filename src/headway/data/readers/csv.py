@@ -33,6 +33,10 @@ class Header:
 class Table:
     name = "table"
 
+    @classmethod
+    def fits(cls, tree: Tree) -> bool:
+        return any(read_header(tree, key) for key in table_files(tree))
+
     def __init__(self, tree: Tree, key: str = "") -> None:
         self._tree = tree
         found = [(k, header) for k in ([key] if key else table_files(tree)) if (header := read_header(tree, k))]
@@ -161,6 +165,10 @@ class GradedPairs:
 
     task: Task = "grades"
     name = "graded pairs"
+
+    @classmethod
+    def fits(cls, tree: Tree) -> bool:
+        return any(key.rpartition("/")[2] == NAME for key in tree.summary.documents)
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree

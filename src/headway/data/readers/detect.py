@@ -1,27 +1,19 @@
-"""Select the reader of a source by name, or detect it from the files. The registry imports lazily."""
+"""Select the reader of a source by name, or detect it from the files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
+import os
 from inspect import signature
-from typing import Any
+from typing import Any, Final
 
 from headway.core.errors import BadInput
-from headway.data.readers import captions, csv, files, parallel_text
 from headway.data.readers.base import Reader
 from headway.data.readers.files import Tree
+from headway.plugins import READERS
+from headway.plugins.registry import declare, is_path
 
-READERS = {
-    "coco": "headway.data.readers.captions:Coco",
-    "flickr8k": "headway.data.readers.captions:Flickr8k",
-    "folders": "headway.data.readers.files:ClassFolders",
-    "listed": "headway.data.readers.captions:Listed",
-    "pairs": "headway.data.readers.csv:GradedPairs",
-    "parallel": "headway.data.readers.parallel_text:Parallel",
-    "table": "headway.data.readers.csv:Table",
-    "vizwiz": "headway.data.readers.captions:VizWiz",
-}
+# The most specific signs first: a folder of COCO's files holds pictures in folders, too.
+_ORDER: Final = ("pairs", "flickr8k", "listed", "coco", "vizwiz", "table", "parallel", "folders")
 
 
 def reader_for(tree: Tree, kind: str | None = None, **options: Any) -> Reader:
@@ -29,7 +21,7 @@ def reader_for(tree: Tree, kind: str | None = None, **options: Any) -> Reader:
 
     Args:
         tree: The source's files.
-        kind: Name of the reader, a key of `READERS`. None: detect it.
+        kind: Name of the reader (`headway.plugins.READERS`), or its class as "module:Class". None: detect it.
         **options: Options of the reader; those that are None are not passed on.
 
     Returns:
@@ -50,10 +42,11 @@ def reader_for(tree: Tree, kind: str | None = None, **options: Any) -> Reader:
     """
     given = {name: value for name, value in options.items() if value is not None}
     kind = kind or detect(tree)
+    if is_path(kind):
+        declare(kind, os.getcwd())
     if kind not in READERS:
-        raise BadInput(f"unknown format {kind!r}", fix=f"choose one of {', '.join(sorted(READERS))}")
-    module, _, name = READERS[kind].partition(":")
-    make = getattr(import_module(module), name)
+        raise BadInput(f"unknown format {kind!r}", fix=READERS.suggest(kind))
+    make = READERS[kind].load()
     unknown = [f"--{option}" for option in given if option not in signature(make).parameters]
     if unknown:
         raise BadInput(f"the format {kind} has no option {', '.join(unknown)}", fix=f"leave out {', '.join(unknown)}")
@@ -68,7 +61,7 @@ def detect(tree: Tree) -> str:
         tree: The source's files.
 
     Returns:
-        A key of `READERS`.
+        A key of `headway.plugins.READERS`.
 
     Raises:
         BadInput: If the files look like no known format.
@@ -83,8 +76,8 @@ def detect(tree: Tree) -> str:
         >>> detect(Tree("texts", Path("work")))
         'parallel'
     """
-    for kind, sign in _SIGNS:
-        if sign(tree):
+    for kind in (*_ORDER, *(name for name in READERS if name not in _ORDER)):
+        if READERS[kind].load().fits(tree):
             return kind
     summary = tree.summary
     raise BadInput(
@@ -92,29 +85,3 @@ def detect(tree: Tree) -> str:
         f" ({summary.pictures} pictures in {len(summary.folders)} folders, {len(summary.documents)} other files)",
         fix=f"choose one with --format ({', '.join(sorted(READERS))}), or see docs/data.md for the layouts",
     )
-
-
-def _ends(tree: Tree, name: str) -> bool:
-    return any(key.rpartition("/")[2] == name for key in tree.summary.documents)
-
-
-_SIGNS: tuple[tuple[str, Callable[[Tree], bool]], ...] = (
-    ("pairs", lambda tree: _ends(tree, csv.NAME)),
-    ("flickr8k", lambda tree: bool(captions.token_file(tree))),
-    ("listed", lambda tree: bool(_listed(tree))),
-    ("coco", lambda tree: bool(captions.coco_documents(tree))),
-    ("vizwiz", lambda tree: bool(captions.vizwiz_documents(tree)) and tree.summary.pictures > 0),
-    ("table", lambda tree: any(csv.read_header(tree, key) for key in csv.table_files(tree))),
-    ("parallel", lambda tree: tree.summary.pictures == 0 and _is_parallel(tree)),
-    ("folders", files.has_class_folders),
-)
-
-
-def _listed(tree: Tree) -> list[str]:
-    from headway.data.readers.captions import caption_lists
-
-    return caption_lists(tree)
-
-
-def _is_parallel(tree: Tree) -> bool:
-    return bool(parallel_text.stems(tree)) or any(key.endswith(".tsv") for key in tree.summary.documents)

@@ -248,6 +248,12 @@ class ClassFolders:
     task: Task = "classes"
     name = "class folders"
 
+    @classmethod
+    def fits(cls, tree: Tree) -> bool:
+        """Return whether there are at least two picture folders that are not split folders."""
+        classes = {folder.rpartition("/")[2] for folder in tree.summary.folders if folder != "."}
+        return sum(not is_split_folder(name) for name in classes) >= 2
+
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
 
@@ -261,9 +267,3 @@ class ClassFolders:
                 yield Bad(row=key, reason="in no class", detail="it is in no class folder")
             else:
                 yield Row(id=key, split=split, pictures={"picture": key}, label=parts[-2])
-
-
-def has_class_folders(tree: Tree) -> bool:
-    """Return whether there are at least two picture folders that are not split folders."""
-    classes = {folder.rpartition("/")[2] for folder in tree.summary.folders if folder != "."}
-    return sum(not is_split_folder(name) for name in classes) >= 2

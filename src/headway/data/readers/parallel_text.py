@@ -22,6 +22,12 @@ class Parallel:
     task: Task = "translation"
     name = "parallel text"
 
+    @classmethod
+    def fits(cls, tree: Tree) -> bool:
+        if tree.summary.pictures:
+            return False
+        return bool(stems(tree)) or any(key.endswith(".tsv") for key in tree.summary.documents)
+
     def __init__(self, tree: Tree, *, languages: Pair | None = None) -> None:
         self._tree = tree
         self._tables = [key for key in tree.summary.documents if key.lower().endswith(".tsv")]

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headway.core.errors import BadJob, Problem, RunBusy
 from headway.core.program import is_foreign_image
@@ -62,6 +62,9 @@ POLL_S = 1.0  # between polls of the daemon while a log is followed
 
 @dataclass(frozen=True, slots=True)
 class DockerTarget(Target):
+    options_class: ClassVar[type[Any]] = Options
+    on_this_machine: ClassVar[bool] = True
+    shared_workdir: ClassVar[Literal["no", "yes", "ready-image"]] = "ready-image"
     options: Options = DEFAULTS
     engine: Engine = run_command  # the only access to the daemon
 

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headway.core.errors import BadInput, HeadwayError, Problem
 from headway.core.plan import Limits
@@ -58,6 +58,9 @@ SUBMIT_S = 60.0  # time allowed between a client's submission record and the end
 
 @dataclass(frozen=True, slots=True)
 class KubernetesTarget(Target):
+    options_class: ClassVar[type[Any]] = Options
+    list_price_factor: ClassVar[float | None] = 1.0
+    scheduler_env: ClassVar[bool] = True
     has_pods: ClassVar[bool] = True
     options: Options = DEFAULTS
     api: Api | None = field(default=None, compare=False)  # the only access to a cluster; None: a `Client`, made on use

@@ -76,6 +76,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class LocalTarget(Target):
+    options_class: ClassVar[type[Any]] = Options
+    on_this_machine: ClassVar[bool] = True
+    own_python: ClassVar[bool] = True
     options: Options = Options()
     sees_local_paths: ClassVar[bool] = True
     runs_in_place: ClassVar[bool] = True

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headway.core.command import CommandError
 from headway.core.errors import Problem, RunBusy
@@ -48,6 +48,9 @@ QUERY_S = 10.0  # … and of the controller, which all users share
 
 @dataclass(frozen=True, slots=True)
 class SlurmTarget(Target):
+    options_class: ClassVar[type[Any]] = Options
+    scheduler_env: ClassVar[bool] = True
+    shared_workdir: ClassVar[Literal["no", "yes", "ready-image"]] = "yes"
     sees_local_paths: ClassVar[bool] = True  # the cluster's file system is shared
     options: Options = DEFAULTS
     run_command: CommandRunner = client.run  # the only access to a cluster

@@ -6,11 +6,15 @@ import hashlib
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from headway.core.errors import BadInput
 from headway.core.plan import UPLOADED, uploaded_data_url
+from headway.core.types import MachineProvider, RentalCommands
+from headway.plugins import PROVIDERS
+from headway.plugins.registry import BrokenPlugin, is_path, unknown_path
 from headway.rundir.status import run_url
 from headway.spec.model import ReferenceString, Seconds
 from headway.storage import local_path
@@ -121,6 +125,9 @@ def plan_for_host(plan: Plan, where: Layout, uploaded: Mapping[str, str]) -> Pla
 class Options:
     host: ReferenceString | None = None  # user@name:port, or a Host of ~/.ssh/config
     hosts: tuple[str, ...] = ()  # several machines, in node order
+    # a provider of machines from a plug-in, which then gives up, down, list, self_down and price
+    provider: str | None = field(default=None, metadata={"key": "optional"})
+    machine: Mapping[str, Any] = field(default_factory=dict, metadata={"key": "optional"})  # what to rent from it
     up: str | None = None  # a command that rents the machine and prints host=… [hostkey=…] id=… [user=…] [port=…]
     down: str | None = None  # a command that releases the machine; {run} and {id} are filled in, as in the others
     list: str | None = None  # a command that prints the run's machines, one per line; no output: they are gone
@@ -142,3 +149,29 @@ class Options:
     linger: Seconds = 3600.0  # how long self_down waits until this machine has fetched the last outputs
     connections: Annotated[int, ">= 1"] = 4  # parallel connections, for data and checkpoints
     shm: Annotated[int, "size"] = 8_000_000_000  # size of the shared memory of a container on the host
+
+
+def provider_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the commands of the provider that the target names, as options; nothing if it names none.
+
+    Raises:
+        BadInput: If no plug-in has that name, or the target has commands of its own besides.
+        BrokenPlugin: If it is not a `MachineProvider`.
+    """
+    name = options.get("provider")
+    if not name:
+        return {}
+    given = [key for key in ("up", "down", "list", "self_down") if options.get(key)]
+    if given:
+        raise BadInput(f"the provider {name} has its own {', '.join(given)}", where="targets", fix=f"remove {given[0]}")
+    if name not in PROVIDERS:
+        if is_path(name):
+            raise unknown_path(name)
+        fix = PROVIDERS.suggest(name) if len(PROVIDERS) else "pip install one, or write up, list and down yourself"
+        raise BadInput(f"no provider of machines is called {name!r}", where="targets", fix=fix)
+    made = PROVIDERS[name].load()()
+    commands = made.commands(options.get("machine") or {}) if isinstance(made, MachineProvider) else None
+    if not isinstance(commands, RentalCommands):
+        fix = "derive it from headway.core.types.MachineProvider and return RentalCommands (docs/plugins.md)"
+        raise BrokenPlugin(f"the provider {name} of {PROVIDERS.distribution(name)} is none", fix=fix)
+    return asdict(commands)

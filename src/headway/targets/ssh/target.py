@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headway.core.errors import HeadwayError, Problem, RunBusy, TargetError
 from headway.core.plan import RUN, Limits
@@ -127,6 +127,7 @@ def to_stderr(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SshTarget(Target):
+    options_class: ClassVar[type[Any]] = Options
     options: Options = DEFAULTS
     log: Say = to_stderr
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headway.core.errors import BadInput, HeadwayError, Problem, RunBusy
 from headway.core.plan import Limits
@@ -96,6 +96,9 @@ QUERY_S = 15.0  # … and of Vertex AI
 
 @dataclass(frozen=True, slots=True)
 class VertexTarget(Target):
+    options_class: ClassVar[type[Any]] = Options
+    list_price_factor: ClassVar[float | None] = 1.15
+    scheduler_env: ClassVar[bool] = True
     options: Options = DEFAULTS
     engine: Engine = run_command  # builds and pushes images
     today: Callable[[], date] = date.today

@@ -103,8 +103,8 @@ class TrackerRunInfo:
 class Tracker(Protocol):
     r"""Protocol of a tracker, open for one run. After any exception it counts as closed, and is opened again later.
 
-    A new tracker is one class, whose constructor takes a `TrackerRunInfo`, and one entry in `headway.plugins.TRACKERS`;
-    the docstring of `headway.plugins` lists the files to regenerate then. It runs in a process of its own. `where` is
+    A new tracker is one class, whose constructor takes a `TrackerRunInfo`, and an entry point of the group
+    `headway.trackers` that names it (docs/plugins.md). It runs in a process of its own. `where` is
     an address or a folder, for the log.
 
     Example:

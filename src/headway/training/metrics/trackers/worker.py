@@ -14,11 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from typing import IO, Any
 
-from headway.core.errors import MissingExtra
+from headway.core.errors import BadInput, HeadwayError, MissingExtra
 from headway.plugins import TRACKERS
+from headway.plugins.registry import declare, is_path
 from headway.rundir.layout import RunFolder, segments
 from headway.storage import open_store
 from headway.training.metrics.trackers.base import Tracker, TrackerRunInfo
@@ -98,8 +98,11 @@ def unsent_records(run_info: TrackerRunInfo) -> Iterator[dict[str, Any]]:
 
 
 def open_tracker(name: str, run_info: TrackerRunInfo) -> Tracker:
-    module, _, kind = TRACKERS[name].class_path.partition(":")
-    tracker: Tracker = getattr(import_module(module), kind)(run_info)
+    if is_path(name):  # the rank that started this process runs the same code
+        declare(name, os.environ.get("HEADWAY_CODE_DIR") or os.getcwd())
+    if name not in TRACKERS:
+        raise BadInput(f"no tracker is called {name!r} here", fix=TRACKERS.suggest(name))
+    tracker: Tracker = TRACKERS[name].load()(run_info)
     return tracker
 
 
@@ -134,6 +137,9 @@ def main() -> int:
 
     try:
         serve(name, sys.stdin, reply)
+    except HeadwayError as error:
+        reply({"failed": str(error)})
+        return 1
     except ModuleNotFoundError as error:
         missing = MissingExtra("loggers", needed_for=f"log_to: [{name}]", package=error.name or "a package")
         reply({"failed": str(missing)})

@@ -1,53 +1,86 @@
-"""The registry of recipes, targets and trackers, as "module:Class" strings that are imported on use.
+"""The registries of targets, recipes, stores, trackers, readers and providers.
 
-Imports none of them: job files are validated without loading models.
+Each holds what ships with Headway, as "module:Class" strings that are imported on use, and finds what other packages
+register as entry points of the groups `headway.targets`, `headway.recipes`, `headway.stores`, `headway.trackers`,
+`headway.readers` and `headway.providers` (docs/plugins.md). `registry` has the search and the errors.
 
-A new target is one package, one entry here (sorted) and its tests (docs/writing-a-target.md). A new recipe is one
-folder (with template.yaml, the job file that `headway init` writes), one entry and one folder of tests. A new tracker
-is one file in training/metrics/trackers/, one entry and its tests. Each of them then needs:
+What ships with Headway needs one entry here (sorted), its package or file, its tests, and then:
 
 - `python -m headway.spec.schema docs/job-file.md`, which writes its name into spec/headway.schema.json and that page;
 - if it needs a package, the package in an extra of pyproject.toml (`loggers` for trackers), then `scripts/lock`;
-- for a target with `scheduler_env` whose scheduler is not known yet, a function in supervisor/topology.py, called by
+- a recipe: template.yaml beside the module of its settings, the job file that `headway init` writes;
+- a target with `scheduler_env` whose scheduler is not known yet: a function in supervisor/topology.py, called by
   `other_launcher` there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
-from headway.core.errors import BadBundle, MissingExtra, Problem, install_command
+from headway.core.errors import BadBundle, HeadwayError, MissingExtra, Problem, install_command
+from headway.plugins.registry import InstalledPlugin, Registry, is_path, unknown_path
 
 if TYPE_CHECKING:
     from headway.core.types import Recorded
     from headway.spec import Job
 
 
+T = TypeVar("T")
+
+
 # Trackers: the values of `log_to`
 
 
-class TrackerPlugin(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TrackerPlugin:
     """A tracker's entry in the registry.
 
-    Args:
+    Attributes:
         package: Package that must be importable where rank 0 runs.
         class_path: The class, as "module:Class", imported in a separate process.
+        loader: Imports the class of a plug-in; None for those of Headway.
     """
 
     package: str  # must be importable where rank 0 runs
     class_path: str  # "module:Class", imported in a separate process
+    loader: Callable[[], Any] | None = None
+
+    def load(self) -> Any:
+        """Import the class.
+
+        Returns:
+            The class, a `headway.training.metrics.trackers.base.Tracker`.
+        """
+        return _object(self.class_path) if self.loader is None else self.loader()
 
 
-TRACKERS: Final[dict[str, TrackerPlugin]] = {
-    "mlflow": TrackerPlugin("mlflow", "headway.training.metrics.trackers.mlflow:MLflow"),
-    "tensorboard": TrackerPlugin("tensorboardX", "headway.training.metrics.trackers.tensorboard:TensorBoard"),
-    "wandb": TrackerPlugin("wandb", "headway.training.metrics.trackers.wandb:WeightsAndBiases"),
-}
+def _tracker(name: str, path: str, load: Callable[[], Any]) -> TrackerPlugin:
+    return TrackerPlugin(path.partition(":")[0].partition(".")[0], path, load)
+
+
+_WRAP = "no plug-in for it is installed: wrap {} in a class as docs/plugins.md shows, and name it: [mypkg.module:Class]"
+TRACKERS: Final = Registry(
+    "trackers",
+    "tracker",
+    {
+        "mlflow": TrackerPlugin("mlflow", "headway.training.metrics.trackers.mlflow:MLflow"),
+        "tensorboard": TrackerPlugin("tensorboardX", "headway.training.metrics.trackers.tensorboard:TensorBoard"),
+        "wandb": TrackerPlugin("wandb", "headway.training.metrics.trackers.wandb:WeightsAndBiases"),
+    },
+    _tracker,
+    {
+        **{name: _WRAP.format(f"`{name}` (pip install {name})") for name in ("aim", "clearml", "neptune", "swanlab")},
+        "comet": _WRAP.format("`comet_ml` (pip install comet-ml)"),
+        "weights-and-biases": "write wandb",
+    },
+)
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
@@ -64,7 +97,15 @@ def missing_packages(names: Iterable[str]) -> list[str]:
         >>> missing_packages([])
         []
     """
-    return sorted({TRACKERS[name].package for name in names if find_spec(TRACKERS[name].package) is None})
+    return sorted({TRACKERS[name].package for name in names if name in TRACKERS and not _is_importable(name)})
+
+
+def _is_importable(name: str) -> bool:
+    """Return whether the package of a tracker is there, without importing it."""
+    package, root = TRACKERS[name].package, Path(TRACKERS.distribution(name))
+    if is_path(name) and ((root / package).is_dir() or (root / f"{package}.py").is_file()):
+        return True
+    return find_spec(package) is not None
 
 
 def tracker_problems(job: Job) -> list[Problem]:
@@ -74,7 +115,7 @@ def tracker_problems(job: Job) -> list[Problem]:
         job: The job.
 
     Returns:
-        One problem if packages are missing, else none.
+        One problem for each kind of missing package.
 
     Example:
         >>> import headway
@@ -82,9 +123,15 @@ def tracker_problems(job: Job) -> list[Problem]:
         >>> tracker_problems(headway.Job.load("headway.yaml"))
         []
     """
-    missing = missing_packages(job.log_to)
+    missing = missing_packages(name for name in job.log_to if name in TRACKERS.built_in)
     what = f"log_to names {', '.join(job.log_to)}, and {', '.join(missing)} is not installed beside this Headway"
-    return [Problem(what=what, where="log_to", fix=install_command("loggers"))] if missing else []
+    found = [Problem(what=what, where="log_to", fix=install_command("loggers"))] if missing else []
+    for name in job.log_to:
+        if name not in TRACKERS.built_in and name in TRACKERS and not _is_importable(name):
+            package = TRACKERS[name].package
+            what = f"{name}: there is no {package} in {Path(job.root).resolve()}, and no package of that name"
+            found.append(Problem(what=what, where="log_to", fix=f"pip install {package}, or write it there"))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,11 +221,10 @@ class Recipe:
         Returns:
             The object.
         """
-        module, _, name = getattr(self, attribute).partition(":")
-        return getattr(import_module(module), name)
+        return _object(getattr(self, attribute))
 
 
-RECIPES: Final[dict[str, Recipe]] = {
+_RECIPES: Final = {
     "captioning": Recipe(
         name="captioning",
         summary="describe a picture in one sentence",
@@ -244,6 +290,16 @@ RECIPES: Final[dict[str, Recipe]] = {
 }
 
 
+def _recipe(name: str, path: str, load: Callable[[], Any]) -> Recipe:
+    found = load()
+    if not isinstance(found, Recipe):
+        raise TypeError(f"it must be a headway.plugins.Recipe, not {_article(found)}")
+    return found if found.name == name else replace(found, name=name)
+
+
+RECIPES: Final = Registry("recipes", "recipe", _RECIPES, _recipe)
+
+
 def require_recipe(name: str, *, where: str) -> Recipe:
     """Return the recipe that a bundle names.
 
@@ -263,6 +319,8 @@ def require_recipe(name: str, *, where: str) -> Recipe:
         True
     """
     if name not in RECIPES:
+        if is_path(name):
+            raise unknown_path(name)
         raise BadBundle(
             f"it is of the recipe {name[:100]!r}, which this Headway does not have",
             where=where,
@@ -271,7 +329,7 @@ def require_recipe(name: str, *, where: str) -> Recipe:
     return RECIPES[name]
 
 
-# Targets, and the catalog by which job files are validated
+# Targets
 
 
 Loader = Callable[[], "type[Any]"]  # returns a frozen dataclass
@@ -355,18 +413,49 @@ class TargetPlugin:
         """
         if not self.recorded:
             return []
-        module, _, name = self.recorded.partition(":")
-        found: list[Recorded] = getattr(import_module(module), name)()
+        found: list[Recorded] = _object(self.recorded)()
         return found
 
 
-def plugin_of(kind: str) -> TargetPlugin:
+RECORDED_FACTS: Final = ("scheduler_env", "shared_workdir", "own_python", "on_this_machine")  # of a target, in a plan
+
+
+def _target(name: str, path: str, load: Callable[[], Any]) -> TargetPlugin:
+    """Make the entry of a plug-in from its class, which has the same facts as class variables."""
+    from headway.core.types import Target
+
+    found = load()
+    if not (isinstance(found, type) and issubclass(found, Target)):
+        raise TypeError(f"it must be a class derived from headway.core.types.Target, not {_article(found)}")
+    if not is_dataclass(found.options_class):
+        raise TypeError(f"{found.__name__}.options_class must be a dataclass")
+    return TargetPlugin(
+        path,
+        options=f"{path}.options_class",
+        extra=None,
+        summary=found.summary,
+        on_this_machine=found.on_this_machine,
+        own_python=found.own_python,
+        list_price_factor=found.list_price_factor,
+        scheduler_env=found.scheduler_env,
+        shared_workdir=found.shared_workdir,
+        recorded=f"{path}.recorded",
+        configured=f"{path}.configured_options",
+    )
+
+
+def _article(found: object) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+
+
+def plugin_of(kind: str, recorded: Mapping[str, Any] | None = None) -> TargetPlugin:
     """Return a target's entry, or one with all defaults where its package is not installed.
 
     A supervisor reads plans on machines that may lack the package of the target that started it.
 
     Args:
         kind: A kind of target.
+        recorded: A plan's `plugins`, which has what a supervisor must know of a target of another package.
 
     Returns:
         The entry.
@@ -376,10 +465,18 @@ def plugin_of(kind: str) -> TargetPlugin:
         >>> plugin_of("slurm").shared_workdir, plugin_of("elsewhere").shared_workdir
         ('yes', 'no')
     """
-    return TARGETS.get(kind) or TargetPlugin(target="", options="", extra=None, summary="", scheduler_env=True)
+    default = TargetPlugin(target="", options="", extra=None, summary="", scheduler_env=True)
+    facts = ((recorded or {}).get("target") or {}).get(kind)
+    if isinstance(facts, Mapping):
+        known = {name: facts[name] for name in RECORDED_FACTS if name in facts}
+        return replace(default, **known)
+    try:
+        return TARGETS[kind]
+    except (KeyError, HeadwayError):
+        return default
 
 
-TARGETS: dict[str, TargetPlugin] = {
+_TARGETS: Final = {
     "docker": TargetPlugin(
         "headway.targets.docker.target:DockerTarget",
         options="headway.targets.docker.options:Options",
@@ -419,6 +516,7 @@ TARGETS: dict[str, TargetPlugin] = {
         extra=None,
         summary="a machine reached by ssh, yours or rented for the run",
         recorded="headway.targets.ssh.rental:recorded",
+        configured="headway.targets.ssh.options:provider_options",
     ),
     "vertex": TargetPlugin(
         "headway.targets.vertex.target:VertexTarget",
@@ -431,14 +529,115 @@ TARGETS: dict[str, TargetPlugin] = {
 }
 
 
+TARGETS: Final = Registry("targets", "kind of target", _TARGETS, _target)
+
+
+def _object(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return attrgetter(name)(import_module(module))
+
+
 def _load(class_path: str, extra: str | None) -> type[Any]:
-    module, _, name = class_path.partition(":")
+    module = class_path.partition(":")[0]
     try:
-        return cast("type[Any]", getattr(import_module(module), name))
+        return cast("type[Any]", _object(class_path))
     except ModuleNotFoundError as error:
         if extra is None or (error.name or "").partition(".")[0] == "headway":
             raise  # our own bug, not something to install
         raise MissingExtra(extra, needed_for=f"{module.rpartition('.')[2]} as a target") from None
+
+
+# Stores, readers and providers: the class alone says all that is needed
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A store, reader or provider in its registry: a class that is imported on use.
+
+    Attributes:
+        path: The class, as "module:Class".
+        load: Imports it.
+
+    Example:
+        >>> from headway.plugins import READERS
+        >>> READERS["table"].path
+        'headway.data.readers.csv:Table'
+    """
+
+    path: str
+    load: Callable[[], Any]
+
+
+def _references(paths: Mapping[str, str]) -> dict[str, Reference]:
+    return {name: Reference(path, partial(_object, path)) for name, path in paths.items()}
+
+
+def _reference(name: str, path: str, load: Callable[[], Any]) -> Reference:
+    return Reference(path, load)
+
+
+_S3 = "it speaks S3: write s3://BUCKET/… and set AWS_ENDPOINT_URL to the address of the service"
+_MOUNT = "mount it, and write the folder's path"
+STORES: Final = Registry(
+    "stores",
+    "store for URLs",
+    _references(
+        {
+            "": "headway.storage:open_folder",
+            "az": "headway.storage:open_azure",
+            "file": "headway.storage:open_folder",
+            "gs": "headway.storage:open_google",
+            "memory": "headway.storage:open_memory",
+            "s3": "headway.storage:open_amazon",
+        }
+    ),
+    _reference,
+    {
+        **dict.fromkeys(("b2", "cos", "minio", "obs", "oss", "r2", "spaces", "wasabi"), _S3),
+        **dict.fromkeys(("dbfs", "hdfs", "nfs", "sftp", "smb"), _MOUNT),
+        "dropbox": "use a folder, gs://, s3:// or az://",
+        "hf": "download the files first (huggingface-cli download), and write the folder's path",
+    },
+)
+READERS: Final = Registry(
+    "readers",
+    "format",
+    _references(
+        {
+            "coco": "headway.data.readers.captions:Coco",
+            "flickr8k": "headway.data.readers.captions:Flickr8k",
+            "folders": "headway.data.readers.files:ClassFolders",
+            "listed": "headway.data.readers.captions:Listed",
+            "pairs": "headway.data.readers.csv:GradedPairs",
+            "parallel": "headway.data.readers.parallel_text:Parallel",
+            "table": "headway.data.readers.csv:Table",
+            "vizwiz": "headway.data.readers.captions:VizWiz",
+        }
+    ),
+    _reference,
+)
+PROVIDERS: Final = Registry("providers", "provider of machines", {}, _reference)
+REGISTRIES: Final[tuple[Registry[Any], ...]] = (TARGETS, RECIPES, STORES, TRACKERS, READERS, PROVIDERS)
+
+
+def installed_plugins(*, load: bool = True) -> list[InstalledPlugin]:
+    """List everything that can be named in a job file or on the command line, with the package that it comes from.
+
+    Args:
+        load: Whether to import the plug-ins of other packages, to find those that do not work.
+
+    Returns:
+        One row per plug-in, by group and name.
+
+    Example:
+        >>> from headway.plugins import installed_plugins
+        >>> [row.name for row in installed_plugins() if row.group == "recipes" and row.distribution == "headway"]
+        ['captioning', 'classification', 'grading', 'translation']
+    """
+    return [row for registry in REGISTRIES for row in registry.plugins(load=load) if row.name]
+
+
+# The catalog by which job files are validated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -449,11 +648,15 @@ class Catalog:
         recipes: Loader of the config dataclass of each recipe.
         targets: Loader of the options dataclass of each kind of target.
         data: Data source of each recipe if a job names none.
+        trackers: Names of trackers.
+        schemes: Schemes of URLs of stores.
     """
 
     recipes: Mapping[str, Loader] = field(default_factory=dict)  # name -> config
     targets: Mapping[str, Loader] = field(default_factory=dict)  # kind -> options
     data: Mapping[str, str] = field(default_factory=dict)  # recipe -> data source if a job names none
+    trackers: Iterable[str] = ()  # names, for the schema
+    schemes: Iterable[str] = ()  # of URLs, for the schema
 
 
 def built_in_catalog() -> Catalog:
@@ -468,8 +671,67 @@ def built_in_catalog() -> Catalog:
         ['docker', 'kubernetes', 'local', 'slurm', 'ssh', 'vertex']
     """
 
+    return _catalog(RECIPES.built_in, TARGETS.built_in, TRACKERS.built_in, STORES.built_in)
+
+
+def working_catalog() -> Catalog:
+    """Return the catalog of everything that is installed and can be loaded, for the schema with plug-ins.
+
+    Returns:
+        The catalog. Every recipe and target of other packages has been imported.
+
+    Example:
+        >>> from headway.plugins import working_catalog
+        >>> "local" in working_catalog().targets
+        True
+    """
+    return _catalog(dict(RECIPES.working()), dict(TARGETS.working()), TRACKERS, STORES)
+
+
+def _catalog(
+    recipes: Mapping[str, Recipe], targets: Mapping[str, TargetPlugin], trackers: Iterable[str], schemes: Iterable[str]
+) -> Catalog:
     return Catalog(
-        recipes={name: recipe.load_config for name, recipe in RECIPES.items()},
-        targets={kind: entry.load_options for kind, entry in TARGETS.items()},
-        data={name: recipe.data_default for name, recipe in RECIPES.items() if recipe.data_default},
+        recipes={name: recipe.load_config for name, recipe in recipes.items()},
+        targets={kind: entry.load_options for kind, entry in targets.items()},
+        data={name: recipe.data_default for name, recipe in recipes.items() if recipe.data_default},
+        trackers=trackers,
+        schemes=schemes,
     )
+
+
+def installed_catalog() -> Catalog:
+    """Return the catalog of everything that is installed, and of classes that the job file names by path.
+
+    Returns:
+        The catalog. Its mappings import a plug-in when they are asked for it.
+
+    Example:
+        >>> from headway.plugins import installed_catalog
+        >>> "grading" in installed_catalog().recipes
+        True
+    """
+    return Catalog(
+        recipes=_View(RECIPES, lambda recipe: recipe.load_config),
+        targets=_View(TARGETS, lambda entry: entry.load_options),
+        data=_View(RECIPES, lambda recipe: recipe.data_default),
+    )
+
+
+class _View(Mapping[str, T]):
+    """A registry's entries, each mapped when it is asked for."""
+
+    def __init__(self, registry: Registry[Any], value_of: Callable[[Any], T]) -> None:
+        self._registry, self._value_of = registry, value_of
+
+    def __getitem__(self, name: str) -> T:
+        return self._value_of(self._registry[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry)
+
+    def __len__(self) -> int:
+        return len(self._registry)

@@ -30,6 +30,7 @@ GRACE_S = 30.0  # for the last checkpoint after a request to stop, if a target d
 
 class State(str, Enum):
     """State of a run. `LOST`: it ended without an `ended` event (killed, host gone); resumable, no known fault.
+    `UNKNOWN`: its folder does not tell, and its target cannot be asked.
 
     Example:
         >>> from headway.core.types import State
@@ -44,11 +45,12 @@ class State(str, Enum):
     BUDGET = "budget"
     STOPPED = "stopped"
     LOST = "lost"
+    UNKNOWN = "unknown"
 
     @property
     def ended(self) -> bool:
         """Whether the run has ended, for whatever reason."""
-        return self not in (State.PENDING, State.RUNNING)
+        return self not in (State.PENDING, State.RUNNING, State.UNKNOWN)
 
     @property
     def resumable(self) -> bool:

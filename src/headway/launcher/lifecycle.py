@@ -24,7 +24,13 @@ from headway.rundir import lease, submission, teardown
 from headway.rundir.index import RunIndex, RunRow, candidate_names, checked_name
 from headway.rundir.layout import CODE_LISTING, PLAN, RECEIPT, STOP, SUBMISSION, RunFolder
 from headway.rundir.lease import spent_s, spent_usd
-from headway.rundir.status import StatusPoller, newest_attempt, read_status_inputs
+from headway.rundir.status import (
+    TAKEN_DOWN,
+    StatusPoller,
+    newest_attempt,
+    read_status_inputs,
+    was_taken_down_before_start,
+)
 from headway.storage import ABSENT, is_same_folder, join, local_path, open_store, require_conditional_put
 
 if TYPE_CHECKING:
@@ -64,6 +70,7 @@ EXIT_CODES = {
     State.BUDGET: errors.BUDGET_ENDED,
     State.STOPPED: errors.RESUMABLE,
     State.LOST: errors.RESUMABLE,
+    State.UNKNOWN: errors.FAILED,  # the question could not be answered
 }
 
 
@@ -116,6 +123,8 @@ class RunHandle:
             return Status(state=State.RUNNING, reason=_moved_text(moved))
         if status.state is State.LOST and original:
             return Status(state=State.LOST, reason=f"this folder is a copy of {original}; no process belongs to it")
+        if status.state in (State.LOST, State.UNKNOWN) and was_taken_down_before_start(self.folder):
+            return TAKEN_DOWN
         return status
 
     def require_not_moved(self, error_type: type[HeadwayError] = TargetError) -> None:
@@ -135,7 +144,8 @@ class RunHandle:
             if on_line is not None:
                 on_line(line)
         outcome = self.outcome()
-        if not outcome.status.state.ended:  # the log is followed until nothing more is heard of the run
+        # The log is followed until nothing more is heard of the run.
+        if outcome.status.state in (State.PENDING, State.RUNNING):
             return self._record_outcome(Status(state=State.LOST, reason=outcome.status.reason), None)
         return outcome
 
@@ -210,7 +220,7 @@ class RunHandle:
 
     def _state_after_teardown(self) -> str:
         try:
-            return self.target.status(self.target_handle).state.value
+            return self.current_status().state.value
         except HeadwayError as error:  # for example a damaged plan; the run has been taken down all the same
             self.say(str(error))
             return State.LOST.value

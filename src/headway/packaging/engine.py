@@ -29,6 +29,10 @@ class Unreachable(EngineError):
     """The command is installed, but no daemon responds."""
 
 
+class AnotherDaemon(EngineError):
+    """The command leads to another daemon than the run's."""
+
+
 class CommandTimeout(Unreachable):
     """The daemon did not respond in time."""
 
@@ -60,6 +64,17 @@ def run(argv: Sequence[str], *, within_s: float | None = COMMAND_TIMEOUT_S) -> s
         timed_out=lambda: CommandTimeout(late, fix="sudo systemctl restart docker"),
         failed=engine_error,
     )
+
+
+def daemon_id(engine: Engine, command: str) -> str:
+    """Return what tells one daemon from another: its id, or podman's storage folder. Empty if it does not say."""
+    field = "{{.Store.GraphRoot}}" if "podman" in command.rpartition("/")[2] else "{{.ID}}"
+    try:
+        return engine([command, "info", "--format", field]).strip()
+    except Unreachable:
+        raise
+    except EngineError:
+        return ""
 
 
 def not_installed(program: str) -> NotInstalled:

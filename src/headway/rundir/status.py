@@ -9,7 +9,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from headway.core.types import Handle, State, Status
 from headway.plugins import TARGETS
 from headway.rundir import lease, submission
 from headway.rundir.index import RunIndex, RunRow
-from headway.rundir.layout import BUNDLE, PLAN, REPORT, RunFolder, read_lines, segments
+from headway.rundir.layout import BUNDLE, PLAN, RECEIPT, REPORT, RunFolder, read_lines, segments
 from headway.rundir.lease import usd_per_hour
 from headway.storage import Store, join, local_path, open_store, require_url, subfolders
 
@@ -185,6 +185,8 @@ def folder_status(folder: RunFolder) -> Status:
     if inputs.end is not None:
         return inputs.end
     if not inputs.started or inputs.lease is None:
+        if was_taken_down_before_start(folder):
+            return TAKEN_DOWN
         return Status(state=State.PENDING, reason="submitted, not started yet")
     if inputs.lease.holder is None:
         return Status(state=State.LOST, reason="released the run without reporting how it ended")
@@ -197,6 +199,29 @@ def folder_status(folder: RunFolder) -> Status:
         return Status(state=State.LOST, reason=f"killed: process {inputs.lease.pid} ended without reporting why")
     where = "" if alive else f"on {inputs.lease.host}, which is not visible from here"
     return Status(state=State.RUNNING, reason=where)
+
+
+TAKEN_DOWN = Status(state=State.STOPPED, reason="taken down before it began")
+
+
+def was_taken_down_before_start(folder: RunFolder) -> bool:
+    """Return whether the last start was taken down, with a complete receipt, before any attempt began."""
+    try:
+        receipt = folder.read_json(RECEIPT)
+        starts = len(submission.read(folder)["attempts"])
+        if not receipt or receipt.get("left") or not starts or receipt.get("starts") != starts:
+            return False
+        return not read_status_inputs(folder).started
+    except HeadwayError:
+        return False
+
+
+def status_without_target(handle: Handle, problem: str) -> Status:
+    """Return the status from the run folder alone if the target cannot be asked: before a start it tells nothing."""
+    status = StatusPoller(folder_of(handle)).status()
+    if status.state is State.PENDING:
+        return Status(state=State.UNKNOWN, reason=problem)
+    return replace(status, reason="; ".join(filter(None, (status.reason, problem))))
 
 
 class StatusPoller:

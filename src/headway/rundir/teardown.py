@@ -15,7 +15,7 @@ from headway.core.types import Receipt
 from headway.rundir.layout import RECEIPT, RunFolder
 from headway.rundir.lease import spent_s, usd_per_hour
 from headway.rundir.status import newest_attempt
-from headway.rundir.submission import copied_from, unix_seconds, user_at_host, utc_now
+from headway.rundir.submission import copied_from, read, unix_seconds, user_at_host, utc_now
 
 KEEP_VARIABLE = "HEADWAY_KEEP_ON_FAILURE_S"  # in the plan's variables; read by the supervisor
 
@@ -57,9 +57,11 @@ def describe_kept(folder: RunFolder, until: float) -> str:
 
 
 def complete_receipt(folder: RunFolder) -> Receipt | None:
-    """Return the newest attempt's receipt, if one was written and nothing was left."""
+    """Return the receipt of the newest attempt and start, if one was written and nothing was left."""
     record = _read_record(folder)
     if record is None or record["left"] or record["attempt"] < newest_attempt(folder):
+        return None
+    if record.get("starts", _starts(folder)) != _starts(folder):  # submitted again since, even if nothing has begun
         return None
     return _receipt(record)
 
@@ -80,6 +82,7 @@ def write(folder: RunFolder, receipt: Receipt) -> Receipt:
     record = {
         "run": receipt.run,
         "attempt": attempt,
+        "starts": _starts(folder),
         "created": list(receipt.created),
         "removed": list(receipt.removed),
         "left": list(receipt.left),
@@ -89,6 +92,14 @@ def write(folder: RunFolder, receipt: Receipt) -> Receipt:
     }
     folder.write_json(RECEIPT, record)
     return receipt
+
+
+def _starts(folder: RunFolder) -> int:
+    """Return how many starts were requested; 0 if the record is damaged."""
+    try:
+        return len(read(folder)["attempts"])
+    except HeadwayError:
+        return 0
 
 
 def _read_record(folder: RunFolder) -> dict[str, Any] | None:

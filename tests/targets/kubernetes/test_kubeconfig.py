@@ -240,5 +240,6 @@ def test_without_a_kubeconfig_the_namespace_is_default(tmp_path: Path, monkeypat
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert kubeconfig.configured_options({}) == {}
     monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c")))
-    assert kubeconfig.configured_options({}) == {}
+    assert kubeconfig.configured_options({}) == {"context": "one"}
+    assert kubeconfig.configured_options({"context": "one"}) == {}
     assert Client().namespace == "default"

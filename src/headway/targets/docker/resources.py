@@ -15,7 +15,7 @@ from typing import Any
 from headway.core import platform
 from headway.core.retry import wait_until
 from headway.core.types import EXPIRES_LABEL, ORIGIN, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL, Handle, Receipt
-from headway.packaging.engine import COMMAND_TIMEOUT_S, Engine, EngineError, NotFound
+from headway.packaging.engine import COMMAND_TIMEOUT_S, AnotherDaemon, Engine, EngineError, NotFound, daemon_id
 from headway.rundir import lease, status
 from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, grace_s
 from headway.storage import is_same_folder
@@ -121,19 +121,49 @@ DETACH_S = 10.0  # docker detaches a removed container from its network a moment
 def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
     """Stop the containers, remove everything and list again for the receipt."""
     before = _list_resources(engine, command, handle.url)
+    require_daemon(engine, command, handle, before)
     ended = status.ended_or_never_started(handle)
     if ended:  # it is exiting by itself: there is no checkpoint to wait for
         _wait_for_exit(engine, command, handle.url, PROCESS_EXIT_S)
     _stop(engine, command, handle.url, PROCESS_EXIT_S if ended else grace_s(handle) + END_RECORD_S)
     remove(engine, command, handle.url)
+    recorded_ids = _recorded_containers(handle)
+    for container_id in recorded_ids:  # whatever a list shows
+        _ignore_not_found(engine, [command, "rm", "--force", "--volumes", container_id])
     left = [str(resource) for resource in _list_resources(engine, command, handle.url)]
-    recorded_ids = () if handle.details.get(ORIGIN) else handle.details.get("containers", ())
+    left += [f"container {each[:12]}" for each in recorded_ids if _exists(engine, command, each)]
     recorded = [f"container {container_id[:12]}" for container_id in recorded_ids]
     created = [
         *map(str, before),
         *(name for name in recorded if not any(resource.id[:12] in name for resource in before)),
     ]
     return Receipt.of_listing(handle.run, created, left)
+
+
+def require_daemon(engine: Engine, command: str, handle: Handle, found: list[DockerResource]) -> None:
+    """Raise AnotherDaemon if recorded containers are missing and this daemon is not the one that has them."""
+    recorded, here = str(handle.details.get("daemon", "")), {resource.id for resource in found}
+    if not recorded or set(_recorded_containers(handle)) <= here:
+        return
+    current = daemon_id(engine, command)
+    if current != recorded:
+        at = str(handle.details.get("daemon_at", "")) or "its default address"
+        raise AnotherDaemon(
+            f"its containers are those of another daemon ({recorded}, at {at}); {command} leads to {current or 'none'}",
+            fix="the same command with that DOCKER_HOST or DOCKER_CONTEXT",
+        )
+
+
+def _recorded_containers(handle: Handle) -> list[str]:
+    return [] if handle.details.get(ORIGIN) else [str(each) for each in handle.details.get("containers", ())]
+
+
+def _exists(engine: Engine, command: str, container_id: str) -> bool:
+    try:
+        engine([command, "container", "inspect", container_id])
+    except NotFound:
+        return False
+    return True
 
 
 def remove(engine: Engine, command: str, url: str) -> None:

@@ -17,7 +17,7 @@ from headway.core.program import is_foreign_image
 from headway.core.types import ExecCommand, Finding, Handle, LogLine, Receipt, Request, State, Status, Target
 from headway.packaging import build, image_contents
 from headway.packaging.dockerfile import image_of_plan
-from headway.packaging.engine import AlreadyExists, Engine, EngineError
+from headway.packaging.engine import AlreadyExists, Engine, EngineError, daemon_id
 from headway.packaging.engine import run as run_command
 from headway.packaging.supervisor_runtime import is_ready_image, unavailable_reason, unpack_here
 from headway.rundir.layout import RunFolder
@@ -33,6 +33,7 @@ from headway.rundir.status import (
     output_problems,
     read_status_inputs,
     run_url,
+    status_without_target,
 )
 from headway.rundir.submission import owner
 from headway.spec.loading import dump, undump
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 DEFAULTS = Options()
+_DAEMON_VARIABLES = ("DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST")
 POLL_S = 1.0  # between polls of the daemon while a log is followed
 
 
@@ -117,6 +119,7 @@ class DockerTarget(Target):
             "containers": [container.id for container in containers],
             "dir": str(run_dir),
             "host": socket.gethostname(),
+            **self._daemon(),
             "image": build.reference(plan, image_of_plan(plan, platform=self.options.platform)),
         }
         return Handle(target=plan.target, run=run, url=url, details=details)
@@ -178,6 +181,12 @@ class DockerTarget(Target):
             docker_resources.remove(self.engine, self.options.command, url)
             secrets.remove_secrets(url)
 
+    def _daemon(self) -> dict[str, str]:
+        """Return the record of the daemon that has the containers."""
+        known = daemon_id(self.engine, self.options.command)
+        set_here = [os.environ[name] for name in _DAEMON_VARIABLES if os.environ.get(name)]
+        return {"daemon": known, "daemon_at": next(iter(set_here), "")} if known else {}
+
     def _containers(self, url: str) -> list[DockerResource]:
         return docker_resources.containers(self.engine, self.options.command, url)
 
@@ -229,7 +238,13 @@ class DockerTarget(Target):
         inputs = read_status_inputs(folder_of(handle))
         if inputs.end is not None:  # needs no daemon
             return inputs.end
-        starting, containers = processes.is_starting(local_dir(handle.url, KIND)), self._containers(handle.url)
+        starting = processes.is_starting(local_dir(handle.url, KIND))
+        try:
+            containers = self._containers(handle.url)
+            if not starting:
+                docker_resources.require_daemon(self.engine, self.options.command, handle, containers)
+        except EngineError as error:
+            return inputs.end or status_without_target(handle, error.problem.what)
         if starting or any(container.live for container in containers):
             state = State.RUNNING if inputs.started else State.PENDING
             return Status(state=state, reason=_running_reason(containers) or "is being started")

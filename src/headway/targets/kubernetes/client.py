@@ -69,6 +69,7 @@ class Client:
     """HTTPS implementation of `Api`. Connects on the first request; not thread-safe."""
 
     context: str | None = None
+    place: Mapping[str, str] = field(default_factory=dict)  # a run's recorded cluster: no other one is asked
     fix: str = ""  # the command to suggest if no cluster is configured
     access: Access | None = None
     _http: http.Client | None = field(default=None, repr=False)
@@ -124,8 +125,17 @@ class Client:
 
     def _access(self) -> Access:
         if self.access is None:
-            self.access = kubeconfig.load(self.context, fix=self.fix)
+            self.access = kubeconfig.load_recorded(self.place, self.context, fix=self.fix)
         return self.access
+
+    def recorded_place(self) -> dict[str, str]:
+        """Return what a run's record keeps of this cluster."""
+        return kubeconfig.place_of(self._access())
+
+    @property
+    def context_name(self) -> str:
+        """The kubeconfig's context that leads to the cluster."""
+        return self._access().context
 
     @property
     def namespace(self) -> str:
@@ -246,6 +256,7 @@ REST_PATHS: dict[str, tuple[str, str]] = {
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Pod": ("/api/v1", "pods"),
 }
+_CUSTOM_KINDS = ("PyTorchJob", "TrainJob")  # a cluster may lack them, or have lost them with all of their objects
 KINDS_BY_ENGINE = {
     "statefulset": ("StatefulSet", "Job", "Service", "Secret", "RoleBinding", "Role", "ServiceAccount", "Pod"),
     "pytorchjob": ("PyTorchJob", "Job", "Secret", "Pod"),
@@ -283,26 +294,44 @@ def read(api: Api, kind: str, namespace: str, name: str) -> Object | None:
 
 
 def delete(
-    api: Api, kind: str, namespace: str, name: str, *, policy: str = "Background", grace_s: int | None = None
+    api: Api,
+    kind: str,
+    namespace: str,
+    name: str,
+    *,
+    policy: str = "Background",
+    grace_s: int | None = None,
+    uid: str = "",
 ) -> None:
-    """Delete an object. Succeeds if it does not exist."""
+    """Delete an object. Succeeds if it does not exist, or if it is another one than that of the `uid`."""
     options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
+    if uid:
+        options["preconditions"] = {"uid": uid}
     try:
         api("DELETE", path(kind, namespace, name), body=options)
     except NotFound:
         pass
+    except ApiError as error:
+        if not uid or error.code != 409:
+            raise
 
 
 def list_objects(api: Api, kind: str, namespace: str, selector: str = RUN_LABEL) -> list[Object]:
-    """List all objects of a kind with these labels; none if the cluster does not know the kind."""
+    """List all objects of a kind with these labels; none if the cluster lacks the custom kind.
+
+    Raises ApiError if it claims not to know a kind that every cluster has: then it is no cluster that answers.
+    """
     items: list[Object] = []
     query = {"labelSelector": selector, "limit": str(PAGE)}
     while True:
         try:
             answer = api("GET", path(kind, namespace), query=query)
-        except NotFound:
+        except NotFound as error:
+            if kind not in _CUSTOM_KINDS:
+                what = f"what answers does not know {path(kind, namespace)}: it is not the API of a Kubernetes cluster"
+                raise ApiError(what, code=404, where=error.problem.where, fix="kubectl cluster-info") from None
             return items
         items += [{**item, "kind": kind} for item in answer.get("items") or ()]
         token = answer.get("metadata", {}).get("continue")

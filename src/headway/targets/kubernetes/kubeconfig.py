@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from urllib.parse import quote
 from headway.core.errors import BadInput, HeadwayError, TargetError
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+IN_POD = "this pod"  # stands for a context where there is no kubeconfig
 PLUGIN_TIMEOUT_S = 120.0  # a credential plugin may open a browser
 
 
@@ -79,14 +81,64 @@ def load(context: str | None = None, *, fix: str = "") -> Access:
 
 
 def configured_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the namespace of the context, as kubectl would use it, unless the target names one. Makes no request."""
-    if "namespace" in options:
-        return {}
+    """Return the context and its namespace, as kubectl would use them, unless the target names them. No request."""
     try:
-        namespace = load(options.get("context")).namespace
+        access = load(options.get("context"))
     except HeadwayError:  # there is no kubeconfig, or it is damaged: whoever connects reports it
         return {}
-    return {"namespace": namespace} if namespace else {}
+    found = {"context": access.context, "namespace": access.namespace}
+    if access.context == IN_POD:
+        del found["context"]
+    return {key: value for key, value in found.items() if value and key not in options}
+
+
+# A run is looked for in the cluster in which it was started, whatever the current context is by then.
+
+
+class AnotherCluster(TargetError):
+    """The kubeconfig leads to another cluster than the run's."""
+
+
+def place_of(access: Access) -> dict[str, str]:
+    """Return what a run's record keeps of its cluster: context, address, and its CA's fingerprint."""
+    ca = hashlib.sha256(access.ca).hexdigest()[:16] if access.ca else ""
+    place = {"context": access.context, "server": access.server, "ca": ca}
+    return {key: value for key, value in place.items() if value}
+
+
+def load_recorded(place: Mapping[str, Any], context: str | None = None, *, fix: str = "") -> Access:
+    """Load the access to the cluster of a record, by whatever context leads there; the recorded one first.
+
+    A cluster is the same if its address is, or if it kept its CA under the context's name. Raises AnotherCluster.
+    """
+    server, recorded = str(place.get("server", "")), str(place.get("context", ""))
+    if not server:  # recorded by an earlier version
+        return load(context, fix=fix)
+    names = dict.fromkeys([*(name for name in (recorded, context) if name != IN_POD), None, *_contexts()])
+    found = [access for access in map(_try_load, names) if access is not None]
+    same = [access for access in found if access.server == server]
+    if not same and place.get("ca"):
+        named = [each for each in found if each.context == recorded or IN_POD in (each.context, recorded)]
+        same = [access for access in named if place_of(access).get("ca") == place["ca"]]
+    if same:
+        return same[0]
+    others = ", ".join(sorted({f"{access.context} ({access.server})" for access in found})) or "none"
+    raise AnotherCluster(
+        f"it was started in the cluster at {server} (context {recorded}), which this kubeconfig does not name",
+        where=f"known here: {others}",
+        fix=fix,
+    )
+
+
+def _try_load(context: str | None) -> Access | None:
+    try:
+        return load(context)
+    except HeadwayError:
+        return None
+
+
+def _contexts() -> list[str]:
+    return sorted(_merge_files(_kubeconfig_paths())["contexts"])
 
 
 def _impersonation(user: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
@@ -120,7 +172,7 @@ def in_pod() -> Access:
     except OSError:
         namespace = ""
     token = SERVICE_ACCOUNT_DIR / "token"
-    return Access(server=f"https://{host}:{port}", context="this pod", ca=ca, token_file=token, namespace=namespace)
+    return Access(server=f"https://{host}:{port}", context=IN_POD, ca=ca, token_file=token, namespace=namespace)
 
 
 @dataclass(frozen=True, slots=True)

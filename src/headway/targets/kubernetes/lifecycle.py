@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -54,11 +54,53 @@ def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
             client.delete(api, item["kind"], options.namespace, item["metadata"]["name"])
     wait_until(lambda: not _live_pods(api, options, handle), POLL_S, within_s=grace + PROCESS_EXIT_S)
     remove(api, options, handle.run, handle.url)
-    left = sorted(map(client.display_name, _list_run(api, options, handle)))
-    recorded = (
-        [] if handle.details.get(ORIGIN) else [str(shown_name) for shown_name in handle.details.get("objects", ())]
-    )
-    return Receipt.of_listing(handle.run, [*map(client.display_name, before), *recorded], left)
+    recorded = _recorded_objects(options, handle)
+    for known in recorded:
+        known.delete(api)
+    wait_until(lambda: not any(known.exists(api, handle.url) for known in recorded), POLL_S, within_s=GC_WAIT_S)
+    left = {*map(client.display_name, _list_run(api, options, handle))}
+    left |= {known.shown for known in recorded if known.exists(api, handle.url)}
+    created = [*map(client.display_name, before), *(known.shown for known in recorded)]
+    return Receipt.of_listing(handle.run, created, sorted(left))
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """An object that the launcher created, by its record: deleted whatever a listing shows."""
+
+    kind: str
+    namespace: str
+    shown: str  # kind/name
+    uid: str  # empty: recorded by an earlier version
+
+    @property
+    def name(self) -> str:
+        return self.shown.partition("/")[2]
+
+    def delete(self, api: Api) -> None:
+        """Delete it, but not another object that has its name by now."""
+        if self.uid:
+            client.delete(api, self.kind, self.namespace, self.name, uid=self.uid)
+
+    def exists(self, api: Api, url: str) -> bool:
+        item = client.read(api, self.kind, self.namespace, self.name)
+        if item is None:
+            return False
+        if self.uid:
+            return str(item["metadata"].get("uid", "")) == self.uid
+        return client.annotation(item, kubernetes_options.URL_ANNOTATION) == url
+
+
+def _recorded_objects(options: Options, handle: Handle) -> list[_Recorded]:
+    if handle.details.get(ORIGIN):  # a copy: they are the original's
+        return []
+    kinds, uids = {kind.lower(): kind for kind in client.REST_PATHS}, handle.details.get("uids") or {}
+    shown = [str(each) for each in handle.details.get("objects", ())]
+    return [
+        _Recorded(kinds[kind], str(handle.details.get("namespace", options.namespace)), each, str(uids.get(each, "")))
+        for each in shown
+        if (kind := each.partition("/")[0]) in kinds
+    ]
 
 
 def remove(api: Api, options: Options, run: str, url: str) -> None:
@@ -116,6 +158,7 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
         raise
     return {
         "objects": [client.display_name(item) for item in bodies],
+        "uids": {client.display_name(item): str(item["metadata"].get("uid", "")) for item in created},
         "namespace": options.namespace,
         "engine": options.engine,
         **({"trainer": release} if release else {}),

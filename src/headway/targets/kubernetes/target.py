@@ -29,19 +29,19 @@ from headway.rundir.layout import RECEIPT, SUPERVISOR, RunFolder
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     StatusInputs,
-    StatusPoller,
     end_check,
     folder_of,
     read_status_inputs,
     release_dead_lease,
+    status_without_target,
 )
 from headway.storage import open_store
 from headway.targets.checks import install_in_image, no_process
 from headway.targets.kubernetes import checks, client, lifecycle, manifests
 from headway.targets.kubernetes import pod as kubernetes_pod
 from headway.targets.kubernetes import status as kubernetes_status
-from headway.targets.kubernetes.client import Api, ApiError, Client, Object
-from headway.targets.kubernetes.kubeconfig import load
+from headway.targets.kubernetes.client import Api, Client, Object
+from headway.targets.kubernetes.kubeconfig import IN_POD, load
 from headway.targets.kubernetes.options import KIND, URL_ANNOTATION, Options, url_of
 from headway.targets.kubernetes.status import ClusterView
 
@@ -95,6 +95,7 @@ class KubernetesTarget(Target):
     def submit(self, plan: Plan, run: str) -> Handle:
         folder = RunFolder(open_store(url_of(plan, run)))
         details = lifecycle.submit(self._api(), self.options, plan, run, folder)
+        details |= {} if self.api else {"place": self._client().recorded_place()}
         return Handle(
             target=plan.target, run=run, url=folder.url, details={**details, "submitted": submission.utc_now()}
         )
@@ -102,15 +103,15 @@ class KubernetesTarget(Target):
     def status(self, handle: Handle) -> Status:
         # Query the cluster before reading the folder: a pod that is gone by then writes nothing more.
         try:
-            view: ClusterView | None = kubernetes_status.read_cluster(self._api(), self.options, handle)
+            view: ClusterView | None = kubernetes_status.read_cluster(self._api(handle), self.options, handle)
             api_problem = ""
-        except ApiError as error:
+        except HeadwayError as error:  # unreachable, logged out, or another cluster: what it has is not known
             view, api_problem = None, error.problem.what
         inputs = read_status_inputs(folder_of(handle))
         if view is None:
-            return inputs.end or _status_from_folder(handle, api_problem)
+            return inputs.end or status_without_target(handle, api_problem)
         return kubernetes_status.status(
-            self._api(), self.options, handle, view, inputs, submitting=_is_submitting(handle, inputs)
+            self._api(handle), self.options, handle, view, inputs, submitting=_is_submitting(handle, inputs)
         )
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
@@ -124,13 +125,13 @@ class KubernetesTarget(Target):
             yield line
         if no_lines and rank in (None, SUPERVISOR) and not read_status_inputs(folder_of(handle)).started:
             for pod, timestamp, text in kubernetes_status.container_logs(
-                self._api(), self.options, handle.run, handle.url
+                self._api(handle), self.options, handle.run, handle.url
             ):
                 yield LogLine(rank=SUPERVISOR, time=timestamp, text=f"{pod}: {text}")
 
     def down(self, handle: Handle) -> Receipt:
         """Delete the workload, wait for its checkpoint, delete everything else, and list again. Idempotent."""
-        receipt = lifecycle.take_down(self._api(), self.options, handle)
+        receipt = lifecycle.take_down(self._api(handle), self.options, handle)
         if not receipt.left:
             release_dead_lease(handle)
         return receipt
@@ -153,17 +154,18 @@ class KubernetesTarget(Target):
 
     def evidence(self, handle: Handle) -> list[str]:
         """Return the cluster's warnings about the run for `headway why`, including those about deleted pods."""
-        return kubernetes_status.cluster_events(self._api(), self.options, handle.run, handle.url)
+        return kubernetes_status.cluster_events(self._api(handle), self.options, handle.run, handle.url)
 
     def exec_command(self, handle: Handle) -> ExecCommand:
         if shutil.which("kubectl") is None:
             raise BadInput("kubectl is not installed on this machine", fix="https://kubernetes.io/docs/tasks/tools")
         options = self.options
-        pods = kubernetes_status.workers(self._api(), options, handle.run, handle.url)
+        pods = kubernetes_status.workers(self._api(handle), options, handle.run, handle.url)
         live = next((pod for pod in pods if pod.running), None)
         if live is None:
             raise no_process(handle, "pod")
-        context = ("--context", options.context) if options.context else ()
+        name = "" if self.api else self._client(handle).context_name
+        context = ("--context", name) if name and name != IN_POD else ()
         inside = ("exec", "--stdin", "--quiet", live.name, "--", options.python)
         return ExecCommand(
             where=f"pod {live.name}",
@@ -185,8 +187,13 @@ class KubernetesTarget(Target):
 
         return doctor.billable_resources(self._api(), self.options)
 
-    def _api(self) -> Api:
-        return self.api or Client(context=self.options.context, fix=kubernetes_status.get_credentials(self.options))
+    def _api(self, handle: Handle | None = None) -> Api:
+        return self.api or self._client(handle)
+
+    def _client(self, handle: Handle | None = None) -> Client:
+        """Return a client of the cluster in which the run was started; without a run, of the target's."""
+        place = (handle.details.get("place") if handle else None) or {}
+        return Client(context=self.options.context, place=place, fix=kubernetes_status.get_credentials(self.options))
 
     def _context(self) -> str:
         if self.options.context:
@@ -218,11 +225,3 @@ def _is_submitting(handle: Handle, inputs: StatusInputs) -> bool:
     removed_at = str((folder_of(handle).read_json(RECEIPT) or {}).get("at", ""))  # taken down since the submission
     recent = abs(time.time() - submission.unix_seconds(announced_at)) < SUBMIT_S
     return recent and max(submitted_at, removed_at) < announced_at
-
-
-def _status_from_folder(handle: Handle, api_problem: str) -> Status:
-    """Return the status from the run folder alone, with the reason why the cluster could not be queried."""
-    status = StatusPoller(folder_of(handle)).status()
-    return Status(
-        state=status.state, reason="; ".join(filter(None, (status.reason, api_problem))), exit_code=status.exit_code
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
@@ -37,6 +37,10 @@ class Unknown(CommandError):
     """Slurm does not know the job, or no longer."""
 
 
+class AnotherCluster(Unreachable):
+    """Slurm's commands here lead to another cluster than the run's."""
+
+
 class CommandRunner(Protocol):
     """Runs one command and returns its output. Raises CommandError."""
 
@@ -63,7 +67,8 @@ def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] 
 
 def without_listing_options(shell: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the user's settings for listings, which could hide the jobs we look for."""
-    return {name: value for name, value in shell.items() if not name.startswith(_LISTING_VARIABLES)}
+    hiding = (*_LISTING_VARIABLES, "SLURM_CLUSTERS")  # jobs are submitted without it, to the cluster of SLURM_CONF
+    return {name: value for name, value in shell.items() if not name.startswith(hiding)}
 
 
 def not_installed(name: str) -> NotInstalled:
@@ -230,14 +235,36 @@ def jobs(run_command: CommandRunner) -> list[Job]:
     return [job for job in parsed if job is not None]
 
 
+def cluster_name(run_command: CommandRunner) -> str:
+    """Return the name of the cluster that Slurm's commands lead to; empty if it has none."""
+    found = re.search(r"(?m)^ClusterName\s*=\s*(\S+)", run_command(["scontrol", "show", "config"]))
+    return "" if found is None or found[1] == "(null)" else found[1]
+
+
+def require_cluster(run_command: CommandRunner, name: str) -> None:
+    """Raise AnotherCluster unless Slurm's commands lead to the cluster of that name. Empty: not recorded."""
+    here = cluster_name(run_command) if name else ""
+    if here != name:
+        raise AnotherCluster(
+            f"it was submitted to the Slurm cluster {name}, the commands here lead to {here or 'one without a name'}",
+            fix=f"the same command on a login node of {name}; or export SLURM_CONF=/path/to/its/slurm.conf",
+        )
+
+
 def jobs_of(run_command: CommandRunner, url: str, job_id: str | None = None, *, run_dir: Path) -> list[Job]:
-    """List the jobs of one run by label, or by the ID `job_id` if the site rewrites comments.
+    """List the jobs of one run by label, or by the ID `job_id` if the site rewrites comments or the list lacks it.
 
     `run_dir` is the folder from which it was submitted.
     """
     return [job for job in jobs(run_command) if is_same_folder(job.url, url)] or _job_by_id(
         run_command, url, job_id, run_dir
     )
+
+
+def is_ours(run_command: CommandRunner, job_id: str, url: str, run_dir: Path) -> bool | None:
+    """Return whether the job of this ID is the run's. None if Slurm says nothing about it. Raises Unknown."""
+    row = _row_of(run_command, job_id)
+    return None if row is None else row.is_of(url, run_dir)
 
 
 def job_end(run_command: CommandRunner, job_id: str) -> JobEnd | None:
@@ -275,23 +302,43 @@ def _parse_job(line: str) -> Job | None:
 
 
 def _job_by_id(run_command: CommandRunner, url: str, job_id: str | None, run_dir: Path) -> list[Job]:
-    """Find a job by ID; accept it only if it has no run's label and was submitted from this run's folder.
+    """Find a job by ID; accept it only with this run's label, or without any if submitted from this run's folder.
 
     Slurm reuses IDs after millions of jobs, and a copy of a run folder contains the original's ID.
     """
     if not job_id:
         return []
     try:
-        row = run_command(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%A|%T|%N|%r|%U|%Z|%k"])
+        row = _row_of(run_command, job_id)
     except Unknown:
         return []
+    return [replace(row.job, url=url)] if row is not None and row.is_of(url, run_dir) else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One job by its ID, and what tells whose it is."""
+
+    job: Job
+    user: str
+    submitted_from: str
+    comment: str
+
+    def is_of(self, url: str, run_dir: Path) -> bool:
+        if self.user != str(os.geteuid()):
+            return False
+        label = dict(pair.partition("=")[::2] for pair in self.comment.split(",")).get(URL_LABEL)
+        return is_same_folder(unquote(label), url) if label else is_same_folder(self.submitted_from, str(run_dir))
+
+
+def _row_of(run_command: CommandRunner, job_id: str) -> _Row | None:
+    row = run_command(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%A|%T|%N|%r|%U|%Z|%k"])
     fields = row.strip().split("|", 5)
-    if len(fields) < 6 or fields[4] != str(os.geteuid()):
-        return []
+    if len(fields) < 6:
+        return None
     submitted_from, _, comment = fields[5].rpartition("|")
-    if URL_LABEL in comment or not is_same_folder(submitted_from, str(run_dir)):
-        return []
-    return [Job(id=fields[0], state=fields[1], nodes=fields[2], reason=fields[3], url=url)]
+    job = Job(id=fields[0], state=fields[1], nodes=fields[2], reason=fields[3])
+    return _Row(job, fields[4], submitted_from, comment)
 
 
 def _end_from_controller(run_command: CommandRunner, job_id: str) -> JobEnd | None:

@@ -51,6 +51,7 @@ def take_down(run_command: CommandRunner, handle: Handle, *, job_id: str, run_di
         seen.update({job.id: job for job in live})
         return live
 
+    unverified = _cancel_unlisted(run_command, handle, job_id, run_dir) if job_id and not remaining() else False
     grace = grace_s(handle) + END_RECORD_S
     for left, waited_s in _poll(remaining, LEAVING_S if ended else grace):
         for job in left:
@@ -69,7 +70,25 @@ def take_down(run_command: CommandRunner, handle: Handle, *, job_id: str, run_di
         created=tuple(f"Slurm job {number}" for number in seen),
         removed=tuple(f"Slurm job {number}" for number in seen if number not in still_live),
         left=tuple(still_live.values()),
+        unverified=(f"Slurm job {job_id}",) if unverified and not still_live else (),
     )
+
+
+def _cancel_unlisted(run_command: CommandRunner, handle: Handle, job_id: str, run_dir: Path) -> bool:
+    """Cancel the recorded job although no list shows it live. Return whether its end stays unverified.
+
+    It is certain if Slurm does not know the ID any more, shows how the job ended, or gave the ID to another job.
+    """
+    try:
+        ours = client.is_ours(run_command, job_id, handle.url, run_dir)
+        if ours is False:
+            return False
+        if ours is None:
+            run_command(["scancel", job_id])
+            return client.job_end(run_command, job_id) is None
+    except Unknown:
+        pass
+    return False
 
 
 def _poll(remaining: Callable[[], list[Job]], within_s: float) -> Iterator[tuple[list[Job], float]]:

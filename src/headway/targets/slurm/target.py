@@ -18,7 +18,6 @@ from headway.rundir.logs import tail
 from headway.rundir.status import (
     FINAL_STATES,
     StatusInputs,
-    StatusPoller,
     end_check,
     folder_of,
     has_ended,
@@ -28,6 +27,7 @@ from headway.rundir.status import (
     read_status_inputs,
     release_dead_lease,
     run_url,
+    status_without_target,
 )
 from headway.spec.loading import undump
 from headway.storage import join, local_path
@@ -114,7 +114,16 @@ class SlurmTarget(Target):
             # Slurm's limit starts anew with each submission, so set it from the rest of the budget.
             left = with_remaining_budget(plan, spent_s(folder_of(Handle(target=plan.target, run=run, url=url))))
             job_id = lifecycle.submit(plan, run, run_dir, self._script(left), self.options, self.run_command)
-        return Handle(target=plan.target, run=run, url=url, details={"dir": str(run_dir), "job": job_id})
+        details = {"dir": str(run_dir), "job": job_id, **self._cluster()}
+        return Handle(target=plan.target, run=run, url=url, details=details)
+
+    def _cluster(self) -> dict[str, str]:
+        """Return the record of the cluster; empty if it does not say its name."""
+        try:
+            name = client.cluster_name(self.run_command)
+        except CommandError:
+            return {}
+        return {"cluster": name} if name else {}
 
     def status(self, handle: Handle) -> Status:
         # Query Slurm before reading the folder: a job that is gone by then writes nothing more.
@@ -125,7 +134,7 @@ class SlurmTarget(Target):
             listed, slurm_error = None, error
         inputs = read_status_inputs(folder_of(handle))
         if listed is None:
-            return inputs.end or _status_from_folder(handle, slurm_error)
+            return inputs.end or status_without_target(handle, str(slurm_error.problem.what))
         live = next((job for job in listed if job.live), None)
         if live is not None:
             return _queued_status(handle, live, inputs)
@@ -142,6 +151,7 @@ class SlurmTarget(Target):
     def down(self, handle: Handle) -> Receipt:
         """Send SIGTERM, wait for the grace period, scancel, and list again. Idempotent."""
         run_dir = local_dir(handle.url, KIND)
+        self._jobs(handle)  # raises if it was submitted to another cluster
         job_id, ended = self._job_id(handle), has_ended(handle)
         receipt = lifecycle.take_down(self.run_command, handle, job_id=job_id, run_dir=run_dir, ended=ended)
         if not receipt.left:
@@ -170,7 +180,10 @@ class SlurmTarget(Target):
         return lifecycle.read_job_id(local_dir(handle.url, KIND)) or str(handle.details.get("job", ""))
 
     def _jobs(self, handle: Handle) -> list[client.Job]:
-        return client.jobs_of(self.run_command, handle.url, self._job_id(handle), run_dir=local_dir(handle.url, KIND))
+        found = client.jobs_of(self.run_command, handle.url, self._job_id(handle), run_dir=local_dir(handle.url, KIND))
+        if not found and not handle.details.get(ORIGIN):
+            client.require_cluster(self.run_command, str(handle.details.get("cluster", "")))
+        return found
 
     def _lost_status(self, handle: Handle, inputs: StatusInputs) -> Status:
         """Return the status of a run without a live job or an `ended` event, from Slurm's records or the script's."""
@@ -218,13 +231,6 @@ def _queued_status(handle: Handle, job: client.Job, inputs: StatusInputs) -> Sta
     reason = f": {job.reason}" if job.reason else ""
     restart = next_start_clause(handle, started=inputs.started)
     return Status(state=State.PENDING, reason=f"{job}{reason}{restart}")
-
-
-def _status_from_folder(handle: Handle, slurm_error: CommandError) -> Status:
-    """Return the status from the run folder alone, with the reason why Slurm could not be queried."""
-    status = StatusPoller(folder_of(handle)).status()
-    reason = "; ".join(filter(None, (status.reason, str(slurm_error.problem.what))))
-    return Status(state=status.state, reason=reason, exit_code=status.exit_code)
 
 
 def _remove_run_dir(run_dir: Path, handle: Handle) -> None:

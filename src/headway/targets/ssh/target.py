@@ -25,7 +25,6 @@ from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     StatusInputs,
-    StatusPoller,
     folder_of,
     has_ended,
     local_dir,
@@ -33,6 +32,7 @@ from headway.rundir.status import (
     read_status_inputs,
     release_dead_lease,
     run_url,
+    status_without_target,
 )
 from headway.rundir.submission import owner
 from headway.storage import open_store
@@ -438,7 +438,7 @@ class SshTarget(Target):
         try:
             states = connections.refresh()
         except RemoteError as error:
-            return _status_from_folder(handle, error)
+            return status_without_target(handle, str(error.problem.what))
         inputs = read_status_inputs(folder_of(handle))
         if inputs.end is not None:
             return inputs.end
@@ -590,13 +590,6 @@ def _hostname() -> str:
 def _is_running(state: dict[str, object]) -> bool:
     """Return whether the run is running. A watchdog that only waits to run `self_down` does not count."""
     return bool(state["processes"]) and state["exit"] is None
-
-
-def _status_from_folder(handle: Handle, ssh_error: RemoteError) -> Status:
-    """Return the status according to the run folder, noting that a host could not be reached."""
-    status = StatusPoller(folder_of(handle)).status()
-    reason = "; ".join(filter(None, (status.reason, str(ssh_error.problem.what))))
-    return Status(state=status.state, reason=reason, exit_code=status.exit_code)
 
 
 def _key_fingerprints(machine: Machine) -> str:

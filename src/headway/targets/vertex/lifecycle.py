@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from headway.core.errors import BadInput, Conflict, HeadwayError, TargetError
 from headway.core.retry import Backoff, RetryPolicy, poll_while, retry, wait_until
-from headway.core.types import Handle, Receipt, State
+from headway.core.types import ORIGIN, Handle, Receipt, State
 from headway.packaging import build
 from headway.packaging.engine import Engine
 from headway.rundir import lease
@@ -201,6 +201,10 @@ def take_down(client: Client, handle: Handle, list_jobs: ListJobs, sleep: Sleep)
             wait_until(lambda: not (_is_training(handle) and remaining()), _backoff(), within_s=wait_s, sleep=sleep)
         if _ended_well(handle):  # its job is about to succeed by itself: do not record it as cancelled
             wait_until(lambda: not remaining(), _backoff(), within_s=LEAVING_S, sleep=sleep)
+    recorded = str(handle.details.get("job", "")) if not handle.details.get(ORIGIN) else ""
+    unseen = [recorded] if recorded and recorded not in seen else []
+    for name in unseen:
+        _cancel_unseen(client, name)
     for left, _ in poll_while(remaining, _backoff(), within_s=FORCE_S, sleep=sleep):
         for job in left:
             if job.name not in cancelled and job.state != "JOB_STATE_CANCELLING":
@@ -212,7 +216,21 @@ def take_down(client: Client, handle: Handle, list_jobs: ListJobs, sleep: Sleep)
         created=tuple(map(str, seen.values())),
         removed=tuple(str(job) for name, job in seen.items() if name not in still_live),
         left=tuple(f"{job} ({job.state_text})" for name, job in seen.items() if name in still_live),
+        unverified=tuple(f"Vertex AI job {name}" for name in unseen if name not in seen),
     )
+
+
+def _cancel_unseen(client: Client, name: str) -> None:
+    """Cancel a recorded job that neither a list nor a read shows: Vertex AI keeps jobs long after their end."""
+    if read(client, name) is not None:  # another folder's by now
+        return
+    try:
+        client.cancel(name)
+    except NotFound:
+        pass
+    except GoogleError as error:
+        if error.code != 400:  # it has ended, or cannot be cancelled any more
+            raise
 
 
 def _request_stop(handle: Handle) -> None:

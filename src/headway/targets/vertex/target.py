@@ -19,13 +19,13 @@ from headway.rundir.logs import tail
 from headway.rundir.status import (
     FINAL_STATES,
     StatusInputs,
-    StatusPoller,
     end_check,
     folder_of,
     next_start_clause,
     read_status_inputs,
     release_dead_lease,
     run_url,
+    status_without_target,
 )
 from headway.storage.google import GoogleError
 from headway.targets.vertex import checks, client, lifecycle, machines, render
@@ -182,13 +182,13 @@ class VertexTarget(Target):
         try:
             job: lifecycle.Job | None = self._newest(handle)
         except GoogleError as error:
-            return read_status_inputs(folder_of(handle)).end or _status_from_folder(handle, error)
+            return read_status_inputs(folder_of(handle)).end or status_without_target(handle, str(error.problem.what))
         inputs = read_status_inputs(folder_of(handle))
         if inputs.end is not None and inputs.end.state in FINAL_STATES:
             return inputs.end
         if job is not None and job.live:
             return self._live_status(handle, job, inputs)
-        return inputs.end or self._lost_status(job, inputs)
+        return inputs.end or self._lost_status(handle, job, inputs)
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         """Yield the lines of the run folder; until the supervisor starts, those of Cloud Logging."""
@@ -250,8 +250,11 @@ class VertexTarget(Target):
         restart = next_start_clause(handle, started=inputs.started)
         return Status(state=State.PENDING, reason=reason + restart)
 
-    def _lost_status(self, job: lifecycle.Job | None, inputs: StatusInputs) -> Status:
+    def _lost_status(self, handle: Handle, job: lifecycle.Job | None, inputs: StatusInputs) -> Status:
         """Return the status of a run without a live job or an `ended` event."""
+        recorded = "" if handle.details.get(ORIGIN) else str(handle.details.get("job", ""))
+        if job is None and recorded and not inputs.started:  # Vertex AI keeps jobs long after their end
+            return Status(state=State.UNKNOWN, reason=f"Vertex AI does not show its job {recorded}")
         if job is None:
             reason = "its job no longer exists in Vertex AI" if inputs.started else "was never submitted"
             return Status(state=State.LOST, reason=reason)
@@ -293,10 +296,3 @@ class VertexTarget(Target):
 
 def _job_details(job: lifecycle.Job) -> dict[str, str]:
     return {"job": job.name, "expires": job.expires, "owner": job.owner, "owner_name": job.owner_name}
-
-
-def _status_from_folder(handle: Handle, api_error: GoogleError) -> Status:
-    """Return the status from the run folder alone, with the reason why Vertex AI could not be queried."""
-    status = StatusPoller(folder_of(handle)).status()
-    reason = "; ".join(filter(None, (status.reason, api_error.problem.what)))
-    return Status(state=status.state, reason=reason, exit_code=status.exit_code)

@@ -214,6 +214,10 @@ GOOD = "name: x\nrecipe: captioning\n"
         ("checkpoint: {every: {steps: 5}}", "3:21", "must be how often", "every: 10m"),
         ("resources: {accelerator: t4:1}", "3:26", "unknown accelerator 't4'", "did you mean T4:1?"),
         ("resources: {accelerator: [T4]}", "3:26", "must be an accelerator such as T4:1", "accelerator: T4:1"),
+        ("precision: int8", "3:12", "precision must be", "fp32"),
+        ("accumulate: 0", "3:13", "accumulate", ""),
+        ("clip: 0", "3:7", "clip must be more than 0", "write clip:"),
+        ("clip: 1.0\nconfig: {clip: 5.0}", "3:1", "both clip and config.clip are given", "remove config.clip"),
         # forms
         ("outputs: http://x/y", "3:10", "outputs must be a folder, or a gs://", "write gs://bucket/runs"),
         ("outputs: ''", "3:10", "outputs must be a folder", "write gs://bucket/runs"),

@@ -56,6 +56,19 @@ def test_a_rank_killed_in_a_step_changes_nothing(
     assert_same(case, straight[ranks])
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_flags_reduced_in_host_memory_as_on_gpus_change_nothing(
+    tmp_path: Path, straight: dict[int, Case], ranks: int
+) -> None:
+    case = Case(tmp_path, ranks=ranks)
+    own = options(term_at=7, term_rank=ranks - 1, agree_on_host=True)
+    assert case.train(TEST_OPTIONS=own) == [143] * ranks, case.log()
+    assert case.train(TEST_OPTIONS=options(agree_on_host=True)) == [0] * ranks, case.log()
+    assert case.digest() == straight[ranks].digest()
+    for step, record in straight[ranks].history().items():
+        assert case.history()[step] == pytest.approx(record)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_all_ranks_stop_together_and_go_on_where_they_stopped(
     tmp_path: Path, straight: dict[int, Case], ranks: int

@@ -175,6 +175,8 @@ def main(options: dict[str, Any]) -> None:
     if options.get("loop") in LOOPS:
         return LOOPS[options["loop"]](options)
     grad_sync.BUCKET_BYTES = grad_sync.LARGE_BYTES = 2000  # several buckets, and large gradients, even in this model
+    if options.get("agree_on_host"):
+        _agree_on_host()
     run = headway.start()
     if "die_at_write" in options and run.world.rank == options.get("die_rank", 0):
         _die_at_write(run._session.store, options["die_at_write"])
@@ -204,6 +206,17 @@ def main(options: dict[str, Any]) -> None:
         run.score({"error": evaluate(run, model, options)}, best="error", higher=False)
     run.finish()
     return write_digest(run, model, optimizer)
+
+
+def _agree_on_host() -> None:
+    """Reduce flags in host memory besides, as on accelerators."""
+    made = grad_sync.GradientSync.__init__
+
+    def init(self: grad_sync.GradientSync, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        self._on_host = True
+
+    grad_sync.GradientSync.__init__ = init  # type: ignore[method-assign]
 
 
 def evaluate(run: headway.Run, model: nn.Module, options: dict[str, Any]) -> float:

@@ -288,6 +288,8 @@ def _shrink_job(job: Job, python: str | None) -> Job:
         config=config,
         data=Data(**_absolute(few, Path(job.root))),
         checkpoint=Checkpoint(every=Cadence(steps=KILL_AFTER_STEPS)),
+        accumulate=None,
+        compile=None,
         resources=replace(job.resources, nodes=1, processes=1, spot=False, accelerator=None, machine=None),
         targets={**job.targets, **own},
     )

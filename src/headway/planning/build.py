@@ -20,7 +20,7 @@ from headway.packaging import dependencies
 from headway.packaging.code import Package, build_wheel, package
 from headway.packaging.resume_evidence import integrated, is_source, resume_kind
 from headway.packaging.upload import data_fingerprint, data_problems
-from headway.planning import plugins
+from headway.planning import compute, plugins
 from headway.planning.cost import Cost, cost_of, price_record, reserved_s
 from headway.spec import Job, dump
 from headway.spec.rules import closest_name, processes
@@ -282,9 +282,10 @@ def plan(job: Job, on: str = "local") -> Plan:
     in_place = target.runs_in_place and job.recipe is None
     packed = package(job, in_place=in_place)
     job = _with_dockerfile(replace(job, dependencies=dependencies.find(job)), packed)
+    job = compute.with_defaults(job)
     cost = cost_of(job, entry.kind, entry.options)
     environment = _environment_record(job, target)
-    dumped = dump(job)
+    dumped, resume = dump(job), _resume_kind(job, packed)
     draft = Plan(
         headway=__version__,
         job=_notify_secrets(dumped, {**cost.variables(job), **reserved_s(job, dumped)}),
@@ -298,7 +299,7 @@ def plan(job: Job, on: str = "local") -> Plan:
         limits=target.limits(cost.within(job)),
         environment=environment,
         price=price_record(job, dumped, entry.kind, cost, cpus=int(environment["threads"]) * processes(job)),
-        resume=_resume_kind(job, packed),
+        resume=resume,
         project=str(Path(job.root).resolve()) if in_place else "",
         plugins=plugins.record(job, entry.kind),
         notes=(
@@ -307,6 +308,7 @@ def plan(job: Job, on: str = "local") -> Plan:
             *_configured_notes(job, on, entry.options),
             *target.notes(job, processes(job)),
             *_cost_notes(job, cost),
+            *compute.notes(job, resume),
         ),
     )
     return replace(draft, requests=tuple(target.render(draft)))

@@ -255,6 +255,14 @@ class Job:
     phases: tuple[Phase, ...] = ()  # phases of training, one after the other
     init_from: Weights | None = None  # start from the weights of a run or a bundle
     exact: bool = False  # use deterministic algorithms on GPUs, which are slower
+    # in which precision to compute: fp32, tf32 (fp32 with faster products on GPUs), bf16 or fp16 (autocast).
+    # By default fp32; recipes on a GPU: bf16, or fp16 where the GPU has no bf16
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = field(default=None, metadata=OPTIONAL)
+    compile: bool | None = field(default=None, metadata=OPTIONAL)  # compile models (torch.compile); restarts reuse it
+    # micro-batches per step, which need less memory; auto: more of them when memory runs out
+    accumulate: Annotated[int, ">= 1"] | Literal["auto"] | None = field(default=None, metadata=OPTIONAL)
+    clip: Annotated[float, "> 0"] | None = field(default=None, metadata=OPTIONAL)  # the largest norm of the gradients
+    channels_last: bool | None = field(default=None, metadata=OPTIONAL)  # store images channels last: faster on GPUs
     resources: Resources = field(default_factory=Resources)  # machines, accelerators, memory
     budget: Budget = field(default_factory=Budget)  # limits in dollars and hours, over all attempts and nodes
     max_wait: Seconds | None = None  # the longest time to wait in a queue; not counted as spent

@@ -88,6 +88,9 @@ ONLY_BESIDE: dict[type, tuple[tuple[str, str, str], ...]] = {
     Image: (("context", "dockerfile", "add dockerfile: …, or remove context"),),
 }
 
+# How to compute: keys of the job that its `config` may have instead.
+COMPUTE = ("precision", "compile", "accumulate", "clip", "channels_last")
+
 SET_BY_HEADWAY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG")
 
 _SECRET_NAME = re.compile(
@@ -135,6 +138,10 @@ def job_problems(tree: Node) -> Iterator[Problem]:
         if name in env:
             what = f"{name} is both in env and in secrets"
             yield Problem(what=what, where=secrets[name].key_or_value, fix="keep one of the two")
+    for name in COMPUTE:
+        if name in job and name in _under(job, "config"):
+            where = job[name].key_or_value
+            yield Problem(what=f"both {name} and config.{name} are given", where=where, fix=f"remove config.{name}")
     yield from _repeated(job.get("phases"), "name", "phases")
     yield from _repeated(job.get("mounts"), "at", "mounts")
     yield from _broken_patterns(job.get("explain"))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -100,9 +101,16 @@ def zero(optimizers: Sequence[Optimizer]) -> None:
                 parameter.grad = None
 
 
+def nonzero(weight: Any) -> Any:
+    """Replace a weight of 0 by 1: the gradient of such a batch is zero and stays zero."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, torch.ones_like(weight), weight)
+    return weight or 1.0
+
+
 # Out-of-memory handling: a hint for the user, and on request a retry with more micro-batches.
 #
-# `accumulate: auto` in the config (or HEADWAY_ACCUMULATE=auto) starts with whole batches. A rank that runs out of
+# `accumulate: auto` in the job (or HEADWAY_ACCUMULATE=auto) starts with whole batches. A rank that runs out of
 # memory reports it to its supervisor, which restarts the ranks with twice as many micro-batches. The global batch is
 # unchanged, and so is training but for rounding: sums are added in another order.
 
@@ -146,6 +154,6 @@ def out_of_memory_hint(error: BaseException) -> str:
     if not is_out_of_memory(error):
         return ""
     return (
-        "memory ran out. fix: --set config.accumulate=2 splits each batch in two and changes nothing else "
-        "(4, 8, … if that is not enough); or lower config.batch_size, or use config.precision=bf16"
+        "memory ran out. fix: --set accumulate=2 splits each batch in two and changes nothing else "
+        "(4, 8, … if that is not enough); or lower config.batch_size, or use precision=bf16"
     )

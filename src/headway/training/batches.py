@@ -19,6 +19,7 @@ from headway.core.errors import BadInput
 from headway.data.loading.sampler import PaddingBatch, permute, rng, share
 from headway.training.context import log_line
 from headway.training.determinism import ITEM, RngSeeder
+from headway.training.devices import HostCopies, can_pin
 from headway.training.distributed.process_group import ProcessGroup
 from headway.training.iterables import IterableReader, decode_state, encode_state, relative_size
 from headway.training.nested import map_tensors
@@ -332,6 +333,7 @@ class RankBatches:
     def __init__(self, group: ProcessGroup, device: torch.device, seeder: RngSeeder) -> None:
         self._group, self._world, self._device, self._seeder = group, group.world, device, seeder
         self.on_cpu = device.type == "cpu"
+        self._copies = None if self.on_cpu else HostCopies(device)
         self._prefetchers: dict[int, WorkerPrefetcher] = {}
         self._readers: dict[int, IterableReader] = {}
         self._reader: IterableReader | None = None  # of the iterable that was read last
@@ -421,7 +423,7 @@ class RankBatches:
     def to_device(self, batch: Any) -> Any:
         """Return the batch on this rank's device, without its PaddingBatch wrapper."""
         inner = batch.batch if type(batch) is PaddingBatch else batch
-        return inner if self.on_cpu else move_to_device(inner, self._device)
+        return inner if self._copies is None else map_tensors(inner, self._copies)
 
     def close(self) -> None:
         for prefetcher in self._prefetchers.values():
@@ -429,10 +431,5 @@ class RankBatches:
 
     def _prefetcher(self, feed: Feed, workers: int) -> WorkerPrefetcher:
         if id(feed) not in self._prefetchers:
-            self._prefetchers[id(feed)] = WorkerPrefetcher(feed, workers, pin=self._device.type == "cuda")
+            self._prefetchers[id(feed)] = WorkerPrefetcher(feed, workers, pin=can_pin(self._device))
         return self._prefetchers[id(feed)]
-
-
-def move_to_device(batch: Any, device: torch.device) -> Any:
-    """Copy every tensor of a nested batch to the device, without blocking."""
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))

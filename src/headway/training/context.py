@@ -14,7 +14,7 @@ from headway.core.errors import HeadwayError, StoreError
 from headway.rundir.layout import SegmentWriter
 from headway.rundir.lease import RENEW_S, Lease, LeaseLost
 from headway.storage.base import Store
-from headway.training import determinism
+from headway.training import determinism, devices
 from headway.training import rank_info as rank_infos
 from headway.training.distributed.process_group import ProcessGroup
 from headway.training.preemption import PreemptionHandler
@@ -78,7 +78,7 @@ class Session:
     ) -> None:
         self._settings = settings
         world = rank_infos.topology_from_env(os.environ)
-        self.device = determinism.choose_device(world)
+        self.device = devices.choose_device(world)
         self.group = ProcessGroup(world, self.device)
         self._lease: LeaseKeeper | None = None
         if "HEADWAY_ATTEMPT" in os.environ:
@@ -91,7 +91,7 @@ class Session:
         self.preemption = PreemptionHandler(self.rank_info.grace_s, self.rank_info.deadline_s, log=self.log)
         self.preemption.install()
         self.group.init_process_group()
-        determinism.configure_torch(exact=self.rank_info.job.exact)
+        determinism.configure_torch(exact=self.rank_info.job.exact, device=self.device)
 
     @property
     def is_first(self) -> bool:

@@ -1,4 +1,4 @@
-"""Determinism: device and thread settings, the environment recorded for resume, and stateless RNG seeding.
+"""Determinism: thread and kernel settings, the environment recorded for resume, and stateless RNG seeding.
 
 Randomness is a function of the position, not of earlier draws, so there is no generator state to save. RngSeeder seeds
 every default generator (torch's on each device, Python's and numpy's) from (seed, stream, position, rank) before each
@@ -25,21 +25,12 @@ from headway.training.rank_info import RankTopology
 # Settings outside the program that exact results depend on: device, threads, versions
 
 
-def choose_device(world: RankTopology) -> torch.device:
-    """Select this rank's GPU, or the CPU if there is none."""
-    if torch.cuda.is_available():
-        device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
-
-
-def configure_torch(*, exact: bool) -> None:
+def configure_torch(*, exact: bool, device: torch.device) -> None:
     """Set the plan's thread count and, if `exact`, deterministic kernels."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads):
         torch.set_num_threads(int(threads))
-    if exact and torch.cuda.is_available():
+    if exact and device.type != "cpu":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
@@ -56,9 +47,11 @@ def describe_environment(world: RankTopology, device: torch.device) -> dict[str,
         "ranks": world.size,
         "cpu": platform.machine(),
     }
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        facts["gpu"] = module.get_device_name(device) if hasattr(module, "get_device_name") else device.type
     if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
-        facts["cuda"] = torch.version.cuda
+        facts["cuda"] = torch.version.cuda or f"hip {torch.version.hip}"
     return facts
 
 
@@ -93,12 +86,12 @@ def mix(*words: int) -> int:
 class RngSeeder:
     """Seeds every default generator of this process as a function of the position."""
 
-    def __init__(self, seed: int, rank: int = 0, *, cuda: bool = False) -> None:
+    def __init__(self, seed: int, rank: int = 0, *, device_generator: torch.Generator | None = None) -> None:
         self.seed, self.rank = seed, rank
         self._bases = [mix(seed, stream, rank) for stream in range(EVALUATION + 1)]
         self._generators = [torch.default_generator]
-        if cuda:
-            self._generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        if device_generator is not None:
+            self._generators.append(device_generator)
 
     def reseed(self, stream: int, position: int = 0, part: int = 0) -> None:
         """Seed the generators so that later draws depend only on (seed, stream, rank, position, part)."""

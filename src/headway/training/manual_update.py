@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from headway.core.errors import BadInput, RunFailed
 from headway.training.accumulation import parameters_of, zero
+from headway.training.devices import HostNumbers
 from headway.training.distributed.grad_sync import GradientSync, ReducedFlags
 from headway.training.distributed.process_group import ProcessGroup
 from headway.training.optim import (
@@ -43,6 +44,7 @@ class ManualUpdates:
         self._used = False  # in this loop body
         self._weights: list[float] = []  # share of every loop body since the last update; 0 for a PaddingBatch
         self._nonfinite: float | Tensor = 0.0
+        self._numbers = HostNumbers()
 
     @property
     def bodies(self) -> int:
@@ -62,6 +64,8 @@ class ManualUpdates:
     def backward(self, loss: Tensor, share: float, *, retain_graph: bool) -> None:
         """Add the gradient of the loss, times this part's share of the batch."""
         self._nonfinite = self._nonfinite + nonfinite_loss(loss)  # also with a scaler, which would hide it
+        if isinstance(self._nonfinite, Tensor):
+            self._numbers.send(self._nonfinite)
         backward(loss if share == 1 else loss * share, self._stepper.scaler, retain_graph=retain_graph)
         self.pending = self._used = True
 
@@ -146,7 +150,9 @@ class ManualUpdates:
         return reduced
 
     def _is_nonfinite(self, reduced: ReducedFlags | None) -> bool:
-        return reduced.nonfinite if reduced is not None else bool(self._nonfinite)
+        if reduced is not None:
+            return reduced.nonfinite
+        return self._numbers.wait()[0] > 0 if isinstance(self._nonfinite, Tensor) else bool(self._nonfinite)
 
     def _done(self, optimizers: Sequence[Optimizer]) -> None:
         zero(optimizers)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headway.core.errors import BadInput
-from headway.training.accumulation import Accumulation, parameters_of
+from headway.training.accumulation import Accumulation, nonzero, parameters_of
+from headway.training.devices import HostNumbers
 from headway.training.distributed.grad_sync import GradientSync, ReducedFlags
 
 
@@ -157,44 +158,13 @@ class StepResult:
 _STEPPED, _ACCUMULATED = StepResult(stepped=True), StepResult(stepped=False)
 
 
-class HostFlag:
-    """Copies the non-finite flag of a loss to the host before the update, so that a bad step is never applied.
-
-    Cost: on CUDA the copy is queued before the backward pass, and the host waits for it after queueing that. So the
-    host waits for the forward pass only, while the GPU runs the backward pass.
-    """
-
-    def __init__(self) -> None:
-        self._value: Tensor | None = None
-        self._ready: Any = None  # CUDA event recorded after the copy
-
-    def send(self, flag: Tensor) -> None:
-        """Start copying the flag. Call before the backward pass."""
-        if flag.device.type != "cuda":
-            self._value = flag
-            return
-        if self._ready is None:
-            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._value = torch.zeros((), pin_memory=True)
-        assert self._value is not None
-        self._value.copy_(flag.reshape(()), non_blocking=True)
-        self._ready.record()
-
-    def wait(self) -> bool:
-        """Wait for the flag and return it. Call after the backward pass."""
-        assert self._value is not None
-        if self._ready is not None:
-            self._ready.synchronize()
-        return bool(self._value.item())
-
-
 class LocalStepper:
     """The optimizer step of a single rank: no flat buckets, no collective."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.scaler: Scaler | None = None
         self._gradients = Accumulation(modules)
-        self._flag = HostFlag()
+        self._flag = HostNumbers()
 
     def rebuild_buckets(self) -> None:
         """Rediscover the parameters between steps, when the set of trainable ones may have changed."""
@@ -211,7 +181,7 @@ class LocalStepper:
             if isinstance(found, Tensor):
                 self._flag.send(found)
             unweighted = not isinstance(weight, Tensor) and weight == 1
-            backward(loss if unweighted else loss / _nonzero(weight), self.scaler)
+            backward(loss if unweighted else loss / nonzero(weight), self.scaler)
         else:
             part = gradients.resume(request.optimizers)
             found = part.nonfinite = part.nonfinite + found
@@ -224,7 +194,7 @@ class LocalStepper:
                 return _ACCUMULATED
             gradients.close(part)
             divide(request.optimizers, part.weight)
-        if self._flag.wait() if isinstance(found, Tensor) else found:
+        if self._flag.wait()[0] if isinstance(found, Tensor) else found:
             gradients.clear(request.optimizers)
             return StepResult(stepped=False, finite=False)
         norm = update(request.optimizers, request.clip, self.scaler)
@@ -338,7 +308,7 @@ def update(optimizers: Sequence[Optimizer], clip: float | None, scaler: Scaler |
 def divide(optimizers: Sequence[Optimizer], by: float | Tensor) -> None:
     """Divide the accumulated gradients by the total weight of the micro-batches."""
     grads = [parameter.grad for parameter in parameters_of(optimizers) if parameter.grad is not None]
-    weight = _nonzero(by)
+    weight = nonzero(by)
     if isinstance(weight, Tensor) and grads:
         torch._foreach_div_(grads, weight.to(grads[0].device))
     elif grads:
@@ -350,13 +320,6 @@ def nonfinite_loss(loss: Tensor) -> float | Tensor:
     if loss.device.type == "cpu":
         return 0.0 if math.isfinite(loss.item()) else 1.0
     return (~torch.isfinite(loss.detach())).float()
-
-
-def _nonzero(weight: Any) -> Any:
-    """Replace a weight of 0 by 1: the gradient of such a batch is zero and stays zero."""
-    if isinstance(weight, Tensor):
-        return torch.where(weight == 0, torch.ones_like(weight), weight)
-    return weight or 1.0
 
 
 def _is_batch_norm(module: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch import Tensor, nn
 
@@ -36,8 +36,10 @@ from headway.training import accumulation
 from headway.training.batches import Feed, RankBatches, batch_indices
 from headway.training.checkpoint.init_weights import initialise
 from headway.training.checkpoint.manager import CheckpointManager
+from headway.training.compilation import CompileCache
 from headway.training.context import Session, log_line
 from headway.training.determinism import EVALUATION, MODEL, SETUP, RngSeeder
+from headway.training.devices import default_generator
 from headway.training.export import Bundle
 from headway.training.iterables import length_of
 from headway.training.manual_update import ManualUpdates
@@ -54,8 +56,12 @@ from headway.training.optim import (
 from headway.training.precision import Precision
 from headway.training.profiling import make_profiler
 from headway.training.schedules import freeze, set_rate
+from headway.training.settings import ComputeKeys, given_keys, read_settings, to_channels_last
 from headway.training.step_arguments import Optimizers, read_optimizers, read_step_arguments
 from headway.training.step_boundary import StepBoundary
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # The rank's excepthook: HeadwayErrors print no traceback and set the exit code; out-of-memory errors print a hint.
 
@@ -106,7 +112,7 @@ class Run:
         seed: The job file's seed.
         world: `rank`, `size` and `local_rank` of this process.
         device: This rank's `torch.device`.
-        accumulate: Micro-batches per optimizer step, from `config.accumulate`.
+        accumulate: Micro-batches per optimizer step, from the job's `accumulate`.
 
     Example:
         >>> import torch
@@ -138,10 +144,11 @@ class Run:
         self.name, self.job, self.world = rank_info.name, rank_info.job, rank_info.world
         self.config: Mapping[str, Any] = rank_info.job.config
         self.seed, self.device = rank_info.job.seed, session.device
-        self._micro_batching = accumulation.MicroBatching(self.config, os.environ)
+        settings = self._settings = read_settings(self.job)
+        self._micro_batching = accumulation.MicroBatching({"accumulate": settings.accumulate}, os.environ)
         self.accumulate = self._micro_batching.count
         self._profiler = make_profiler(self.config, os.environ, session.store, self.world.rank)
-        self._seeder = RngSeeder(self.seed, self.world.rank, cuda=self.device.type == "cuda")
+        self._seeder = RngSeeder(self.seed, self.world.rank, device_generator=default_generator(self.device))
         self._batches = RankBatches(session.group, self.device, self._seeder)
         self._batches.micros = self.accumulate
         self._metrics = MetricsLogger(session)
@@ -167,7 +174,8 @@ class Run:
         self._stepped = False  # an update of this loop body has been counted as its step
         self._skipped = False
         self._nan_guard = NanGuard(str(self.config.get("nan", "stop")), self._modules)
-        self._precision = Precision(str(self.config.get("precision", "fp32")), self.device)
+        self._precision = Precision(settings.precision, self.device, strict=settings.strict, log=session.log)
+        self._compiled: CompileCache | None = None
         self._stepper.scaler = self._precision.scaler
         self._averages: list[Average] = []
         self._phase: Phase | None = None
@@ -224,9 +232,10 @@ class Run:
     # Before the loop
 
     def place(self, model: M) -> M:
-        """Move the model to this rank's device, apply the config's precision and broadcast rank 0's values.
+        """Move the model to this rank's device, apply the job's precision and broadcast rank 0's values.
 
-        Also compiles the model if `config.compile` is set. Create optimizers from its parameters afterwards.
+        Also compiles the model if `compile` is set, and stores its weights channels last if `channels_last` is. Create
+        optimizers from its parameters afterwards.
 
         Args:
             model: A module that this run trains. Call once per module.
@@ -240,10 +249,12 @@ class Run:
             True
         """
         model.to(self.device)
+        if self._settings.channels_last:
+            to_channels_last(model)
         self._session.group.broadcast_tensors([*model.parameters(), *model.buffers()])
         self._precision.apply(model)
-        if self.config.get("compile"):
-            model.compile()
+        if self._settings.compile:
+            self._compile(model)
         self._modules.append(model)
         self._checkpoints.weight_check.exempt_existing(model)
         return model
@@ -517,7 +528,8 @@ class Run:
             optimizer: The optimizer, or several that update together.
             loss_sum: Instead of `loss`: the loss as a sum over samples or tokens.
             weight: What `loss_sum` is a sum of: the number of samples or tokens.
-            clip: Largest total norm of the gradients; larger ones are scaled down to it. None: no clipping.
+            clip: Largest total norm of the gradients; larger ones are scaled down to it. None: no clipping. The job's
+                `clip` takes precedence.
             scheduler: A schedule whose `step()` is called after the update.
 
         Returns:
@@ -549,7 +561,8 @@ class Run:
             self._weight = weight
         expected_weight = self._checkpoints.position.weight
         outcome = self._stepper.step(
-            StepRequest(loss, optimizers, weight, clip, last, self._counts, expected_weight), flags
+            StepRequest(loss, optimizers, weight, self._settings.clip or clip, last, self._counts, expected_weight),
+            flags,
         )
         if not last and outcome.finite:
             self._micro = part + 1
@@ -598,7 +611,8 @@ class Run:
 
         Args:
             optimizer: The optimizer, or several that update together.
-            clip: Largest total norm of the gradients; larger ones are scaled down to it. None: no clipping.
+            clip: Largest total norm of the gradients; larger ones are scaled down to it. None: no clipping. The job's
+                `clip` takes precedence.
             scheduler: A schedule whose `step()` is called after the update.
             closure: For optimizers that evaluate the loss themselves (LBFGS, SAM): clears the gradients, computes the
                 loss, calls `run.backward(loss)` and returns it.
@@ -624,7 +638,8 @@ class Run:
         """
         optimizers = read_optimizers(optimizer)
         flags = self._boundary.flags(stepped=self._stepped) if self.world.size > 1 else _NO_FLAGS
-        return self._after_update(self._manual.update(optimizers, clip, closure, flags), scheduler, manual=True)
+        outcome = self._manual.update(optimizers, self._settings.clip or clip, closure, flags)
+        return self._after_update(outcome, scheduler, manual=True)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Context manager: compute in the run's `precision`. With fp32, the default, it does nothing.
@@ -820,7 +835,18 @@ class Run:
             scheduler.step()
         if not checkpoints.prepared:
             checkpoints.prepare()
+            if self._compiled is not None:
+                self._compiled.save_soon()
         return True
+
+    def _compile(self, model: nn.Module) -> None:
+        """Compile the model's forward, with what an earlier attempt has compiled."""
+        if self._compiled is None:
+            session = self._session
+            self._compiled = CompileCache(session.store, self._checkpoints.environment, first=session.is_first)
+            if self._compiled.load():
+                session.log("compiling with what an earlier attempt has compiled")
+        model.compile()
 
     def _initialise(self, model: Any) -> None:
         """Load the weights of `init_from`, in a run that has no checkpoint yet."""
@@ -870,6 +896,8 @@ class Run:
     def _close(self) -> None:
         if self._profiler is not None:
             self._profiler.close(self.global_step)
+        if self._compiled is not None:
+            self._compiled.save()
         self._boundary.close()
         self._batches.close()
 
@@ -913,6 +941,7 @@ def start(
     seed: int = 0,
     checkpoint: Mapping[str, Any] | None = None,
     exact: bool = False,
+    **compute: Unpack[ComputeKeys],
 ) -> Run:
     """Return this process's run: the supervisor's or, without one, a run under ./runs or in `folder`.
 
@@ -927,12 +956,14 @@ def start(
         seed: The run's seed, as for `config`.
         checkpoint: When to write checkpoints and which to keep, as in the job file: `{"every": "500 steps"}`.
         exact: Whether to use deterministic algorithms on GPUs, as for `config`.
+        **compute: The job file's `precision`, `compile`, `accumulate`, `clip` and `channels_last`, as for `config`:
+            `precision="bf16", clip=1.0`.
 
     Returns:
         The run.
 
     Raises:
-        BadJob: If `checkpoint` is not valid.
+        BadJob: If `checkpoint` or one of `compute` is not valid.
         BadInput: If RANK or WORLD_SIZE are no numbers, or a setting such as `accumulate` or `precision` is not known.
         StoreError: If the folder cannot be read or written.
 
@@ -945,4 +976,5 @@ def start(
     """
     install_excepthook()
     settings = {**({"checkpoint": dict(checkpoint)} if checkpoint else {}), **({"exact": True} if exact else {})}
+    settings |= given_keys(compute)
     return Run(Session(None if folder is None else str(folder), config or {}, seed, settings))

@@ -61,7 +61,7 @@ RULES = (
         pattern=r"CUDNN_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED|VERSION_MISMATCH|SUBLIBRARY_VERSION_MISMATCH)"
         r"|cuDNN version incompatibility",
         cause="cuDNN failed: another version is found first, or memory was full at its start",
-        fix="unset LD_LIBRARY_PATH; if that does not help, --set config.accumulate=2",
+        fix="unset LD_LIBRARY_PATH; if that does not help, --set accumulate=2",
         retry=Retry.ONCE,
     ),
     FailureRule(

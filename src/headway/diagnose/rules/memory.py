@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.diagnose.matching import FailureRule, Retry
 
-_LESS = "headway run --set config.accumulate=2   (the same training in half the memory; 4, 8, … if needed)"
+_LESS = "headway run --set accumulate=2   (the same training in half the memory; 4, 8, … if needed)"
 
 RULES = (
     FailureRule(
@@ -51,7 +51,7 @@ RULES = (
         r"|Cannot allocate memory|\bMemoryError\b|was killed \(SIGKILL\)|exited with (?:code )?137|exit code:? ?137"
         r"|DataLoader worker .* is killed by signal: Killed|Detected \d+ oom.kill event",
         cause="the machine ran out of memory, and the kernel killed the process (exit 137)",
-        fix="--set resources.memory=60GB, or --set config.workers=0 config.accumulate=2",
+        fix="--set resources.memory=60GB, or --set config.workers=0 accumulate=2",
         retry=Retry.SMALLER,
     ),
     FailureRule(

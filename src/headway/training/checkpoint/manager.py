@@ -94,7 +94,7 @@ class CheckpointManager:
             session.control,
             environment=self.environment,
             flush_metrics=flush_metrics,
-            pin=session.device.type == "cuda",
+            device=session.device,
         )
         self.resumed_attempt: int | None = None  # the attempt that wrote the checkpoint this one resumed from
         self._snapshot_counts: dict[

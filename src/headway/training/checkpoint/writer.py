@@ -30,6 +30,7 @@ from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
 from headway.training.checkpoint.serialization import encode_record, read_record, with_checksum
 from headway.training.checkpoint.staging import Layout, StagingBuffer, partition_tensors, signature
 from headway.training.context import ControlChannel, log_line
+from headway.training.devices import can_pin, record_event
 
 # Retry of store operations with exponential back-off; logs when the store goes down and when it recovers.
 
@@ -92,7 +93,7 @@ class CheckpointRequest:
 class Snapshot:
     request: CheckpointRequest
     image: StagingBuffer
-    ready: Any = None  # a CUDA event recorded after the copies
+    ready: Any = None  # an event of the device, recorded after the copies
     done: threading.Event = field(default_factory=threading.Event)
     given_up: bool = False
 
@@ -125,10 +126,12 @@ class AsyncCheckpointWriter:
         *,
         environment: Mapping[str, Any],
         flush_metrics: Callable[[int], None] = lambda step: None,
-        pin: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         self._store, self._slot, self._index, self._control = store, slot, index, control
-        self._environment, self._pin = environment, pin
+        self._environment = environment
+        self._device = None if device is None or device.type == "cpu" else device
+        self._pin = self._device is not None and can_pin(self._device)
         self._flush_metrics = flush_metrics
         self._retry = StoreRetry(control, self._check_give_up)
         self._change = threading.Condition()
@@ -197,9 +200,8 @@ class AsyncCheckpointWriter:
         image = self._take_buffer(mine, request)
         image.fill(mine)
         snapshot = Snapshot(request, image)
-        if self._pin:
-            snapshot.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            snapshot.ready.record()
+        if self._device is not None:
+            snapshot.ready = record_event(self._device)
         snapshot.request = replace(request, stall_s=time.perf_counter() - began)
         return snapshot
 

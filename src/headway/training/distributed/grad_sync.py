@@ -6,6 +6,9 @@ reduced while the backward pass still runs. The layout depends on the model alon
 numbers in the same order (DDP rearranges its buckets after the first step, which changes the sums over three or more
 ranks).
 
+On an accelerator the host must not wait for the backward pass of a step before it queues the update. So the flags are
+reduced a second time, in host memory: what they depend on is known after the forward pass.
+
 The last bucket ends in control slots (the tail): the batch's weight, stop and save flags, which parameters were used,
 metrics to average, and the running statistics of batch normalization, which are averaged so that every rank holds the
 same model.
@@ -22,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headway.core.errors import BadInput
+from headway.training.devices import HostNumbers, small_tensor
 
 # Control slots at the end of the last gradient bucket
 #
@@ -48,7 +52,7 @@ class ReducedFlags:
     save: bool = False
     nonfinite: bool = False
     names: float = 0.0  # the sum of the ranks' digests of the metric names they logged
-    metrics: list[float] = field(default_factory=list)
+    metrics: list[Any] = field(default_factory=list)  # numbers; tensors where reading them would wait for the device
 
 
 def slot_count(ranks: int, parameters: int, statistics: Sequence[Tensor]) -> int:
@@ -69,25 +73,49 @@ class ControlSlots:
             rest = rest[tensor.numel() :]
         self._rank = rank
         self._count = 0  # number of metrics in this step
+        self._mine: list[Any] = []  # this rank's head
+        self._numbers = HostNumbers()
 
     def fill(self, weight: float | Tensor, flags: Sequence[Any], metrics: Sequence[Any]) -> None:
         """Write this rank's values before the reduction."""
-        copy_into_slots(self.head, [weight, *flags])
+        self._mine = [weight, *flags]
+        copy_into_slots(self.head, self._mine)
         self._metrics.zero_()
         copy_into_slots(self._metrics[self._rank], metrics)
         self._count = len(metrics)
 
+    def send_to_host(self) -> None:
+        """Start copying the device's numbers of the head. They are known before the backward pass."""
+        found = [value for value in self._mine if isinstance(value, Tensor)]
+        if found:
+            self._numbers.send(*found)
+
     def reduced(self) -> ReducedFlags:
-        values = self.head.tolist()
-        return ReducedFlags(
-            weight=values[WEIGHT],
-            stop=values[STOP] > 0,
-            budget=values[BUDGET] > 0,
-            save=values[SAVE] > 0,
-            nonfinite=values[NONFINITE] > 0,
-            names=values[NAMES],
-            metrics=sum_in_rank_order(self._metrics, self._count),
-        )
+        """Read the reduced slots."""
+        return _flags_of(self.head.tolist(), sum_in_rank_order(self._metrics, self._count))
+
+    def reduced_on_host(self) -> ReducedFlags:
+        """Reduce the head over the hosts' own backend, which does not wait for the device to finish the step."""
+        waited = iter(self._numbers.wait() if any(isinstance(value, Tensor) for value in self._mine) else ())
+        head = torch.tensor([next(waited) if isinstance(value, Tensor) else float(value) for value in self._mine])
+        dist.all_reduce(head)
+        metrics = self._metrics[:, : self._count]
+        totals = metrics[0].clone()
+        for row in metrics[1:]:
+            totals += row
+        return _flags_of(head.tolist(), list(totals.unbind()))
+
+
+def _flags_of(head: Sequence[float], metrics: list[Any]) -> ReducedFlags:
+    return ReducedFlags(
+        weight=head[WEIGHT],
+        stop=head[STOP] > 0,
+        budget=head[BUDGET] > 0,
+        save=head[SAVE] > 0,
+        nonfinite=head[NONFINITE] > 0,
+        names=head[NAMES],
+        metrics=metrics,
+    )
 
 
 def all_reduce_metrics(
@@ -117,7 +145,7 @@ def copy_into_slots(slots: Tensor, values: Sequence[Any]) -> None:
     if not values:
         return
     numbers = [0.0 if isinstance(value, Tensor) else value for value in values]
-    slots[: len(numbers)].copy_(torch.tensor(numbers), non_blocking=True)
+    slots[: len(numbers)].copy_(small_tensor(numbers, slots.device), non_blocking=True)
     for slot, value in enumerate(values):
         if isinstance(value, Tensor):
             slots[slot] = value.detach()
@@ -159,6 +187,7 @@ class GradientSync:
         self._large = [parameter.nbytes >= LARGE_BYTES for parameter in self.parameters]
         self._ready = [False] * len(self.parameters)
         self._armed, self._launched = False, 0
+        self._on_host = self.parameters[0].device.type != "cpu"  # reading the slots would wait for the device
         self._pending: list[Any] = []
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(index))  # type: ignore[no-untyped-call]
@@ -190,6 +219,8 @@ class GradientSync:
         Call before the backward pass of a step's last micro-batch.
         """
         self._slots.fill(weight, flags, metrics)
+        if self._on_host:
+            self._slots.send_to_host()
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
         self._ready = [False] * len(self.parameters)
@@ -202,14 +233,14 @@ class GradientSync:
         """
         self._armed = False
         used = self._fill_missing()
-        self._slots.used.copy_(torch.tensor(used, dtype=torch.float32))
+        self._slots.used.copy_(small_tensor(used, self._slots.used.device), non_blocking=True)
         self._pack_statistics()
         while self._launched < len(self._buckets):
             self._start_all_reduce()
         for work in self._pending:
             work.wait()
         self._pending.clear()
-        reduced = self._slots.reduced()
+        reduced = self._slots.reduced_on_host() if self._on_host else self._slots.reduced()
         self._divide(max(reduced.weight, _MIN_DIVISOR) / divided_by)
         self._unpack_statistics()
         if not all(used):

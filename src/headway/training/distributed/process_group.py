@@ -10,9 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
-from headway.core.errors import TargetError
+from headway.core.errors import BadInput, TargetError
 from headway.supervisor.rendezvous import port_in_use_error
+from headway.training import devices
 from headway.training.distributed import grad_sync
 from headway.training.distributed.grad_sync import ReducedFlags
 from headway.training.rank_info import RankTopology
@@ -21,7 +24,10 @@ TIMEOUT = timedelta(minutes=5)  # by default torch waits up to 30 minutes, all b
 
 
 class ProcessGroup:
-    """All ranks of the run. With one rank no method communicates; `all_reduce_metrics` is for several ranks only."""
+    """All ranks of the run. With one rank no method communicates; `all_reduce_metrics` is for several ranks only.
+
+    Numbers and texts are exchanged in host memory, by gloo: that neither waits for the device nor needs it.
+    """
 
     def __init__(self, world: RankTopology, device: torch.device) -> None:
         self.world, self.device = world, device
@@ -30,9 +36,8 @@ class ProcessGroup:
         if self.world.size == 1:
             return
         if not dist.is_initialized():
-            backend = "nccl" if self.device.type == "cuda" else "gloo"
             try:
-                dist.init_process_group(backend, timeout=TIMEOUT)
+                self._join()
             except (RuntimeError, ValueError) as error:
                 if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
                     raise port_in_use_error(
@@ -43,6 +48,31 @@ class ProcessGroup:
                     fix="check the other ranks' logs: one of them did not start, or is unreachable",
                 ) from error
 
+    def _join(self) -> None:
+        """Initialize the process group, after a check that every rank has a device of its own."""
+        backend = devices.collective_backend(self.device)
+        store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+        store.set_timeout(TIMEOUT)
+        self._check_devices(PrefixStore("headway", store))
+        bound = None if self.device.type == "cpu" else self.device  # nccl then connects at once
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
+
+    def _check_devices(self, store: Store) -> None:
+        """Let rank 0 compare the ranks' devices, through the rendezvous store: collectives would hang on one twice."""
+        if self.device.type == "cpu":
+            return
+        rank, size = self.world.rank, self.world.size
+        store.set(f"device/{rank}", devices.device_identity(self.device))
+        if rank == 0:
+            try:
+                devices.require_own_device([store.get(f"device/{each}").decode() for each in range(size)])
+                store.set("devices", "")
+            except BadInput as problem:
+                store.set("devices", "shared")
+                raise problem
+        elif store.get("devices"):
+            raise BadInput("two ranks share one device: see the log of rank 0")
+
     def destroy_process_group(self) -> None:
         if self.world.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
@@ -51,7 +81,7 @@ class ProcessGroup:
         """All-reduce each value (sum) in double precision: bit-identical on every rank."""
         if self.world.size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor)
         return tensor.tolist()
 
@@ -70,7 +100,7 @@ class ProcessGroup:
         """Return rank 0's values on every rank."""
         if self.world.size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        tensor = torch.tensor(values, dtype=torch.float64)
         dist.broadcast(tensor, 0)
         return tensor.tolist()
 
@@ -79,11 +109,11 @@ class ProcessGroup:
             return text
         body = text.encode()
         size = int(self.broadcast([float(len(body))])[0])
-        letters = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        letters = torch.zeros(size, dtype=torch.uint8)
         if self.world.rank == 0:
             letters.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
         dist.broadcast(letters, 0)
-        return bytes(letters.cpu().tolist()).decode()
+        return bytes(letters.tolist()).decode()
 
     def all_gather_text(self, text: str) -> list[str]:
         """Return every rank's text, in the order of ranks."""
@@ -93,8 +123,8 @@ class ProcessGroup:
         sizes = [0.0] * self.world.size
         sizes[self.world.rank] = float(len(body))
         sizes = self.all_reduce_sums(sizes)
-        mine = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self.device)
-        mine[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8).to(self.device)
+        mine = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        mine[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
         found = [torch.empty_like(mine) for _ in sizes]
         dist.all_gather(found, mine)
         return [bytes(each[: int(size)].tolist()).decode() for each, size in zip(found, sizes, strict=True)]

@@ -20,6 +20,7 @@ from torch import Tensor
 from headway.core.errors import BadInput
 from headway.rundir.layout import SegmentWriter
 from headway.storage.base import Store
+from headway.training.accumulation import nonzero
 from headway.training.context import Session
 from headway.training.distributed.grad_sync import METRICS, ReducedFlags
 from headway.training.metrics.progress import Reporter
@@ -219,7 +220,8 @@ class MetricsLogger:
         self._trackers.close(finished=finished, within_s=within_s)
 
     def _close_step(self, step: int, sums: Mapping[str, Any], weight: Any) -> None:
-        values = {name: value / (weight or 1.0) for name, value in sums.items()}
+        divisor = nonzero(weight)
+        values = {name: value / divisor for name, value in sums.items()}
         self._sums, self._weight = {}, 0.0
         self._record(step, self._epoch, values)
 

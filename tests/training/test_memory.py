@@ -74,7 +74,7 @@ def test_without_being_asked_nothing_is_cut(make: Callable[..., supervised.Case]
     case = make(8, retries=0)
     assert case.run() == 1
     assert not case.events("restart")
-    assert any("--set config.accumulate=2" in line for line in case.log())
+    assert any("--set accumulate=2" in line for line in case.log())
 
 
 def test_running_out_of_memory_says_what_to_change() -> None:

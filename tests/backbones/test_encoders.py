@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,8 +15,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from headway import backbones
+from headway.backbones import weights as weights_module
 from headway.backbones.weights import fingerprint, fold_batch_norm
-from headway.core.errors import BadInput, MissingExtra
+from headway.core.errors import BadInput, MissingExtra, Transient
 
 pytestmark = pytest.mark.torch
 GOLDEN_MEAN = 1.016233
@@ -149,7 +152,24 @@ def test_the_fingerprint_changes_with_a_single_weight() -> None:
     assert fingerprint(encoder) != before
 
 
-def test_weights_at_a_url_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_fetched_say_so_while_trying_and_name_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(weights_module, "_RETRY_FOR_S", 0.6)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/resnet18.pth"
+    with pytest.raises(Transient, match="could not be downloaded") as error:
+        backbones.build("resnet18", weights=url)
+    assert "config: {weights: PATH}" in error.value.problem.fix
+    said = capfd.readouterr().err
+    assert f"downloading {url}" in said
+    assert "trying again" in said
+
+
+def test_weights_at_a_url_are_fetched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     asked: list[str] = []
 
     class Server(SimpleHTTPRequestHandler):
@@ -171,3 +191,4 @@ def test_weights_at_a_url_are_fetched_once(tmp_path: Path, monkeypatch: pytest.M
         server.shutdown()
     assert {fingerprint(one) for one in found} == {fingerprint(given)}
     assert len(asked) == 1
+    assert re.search(r"downloading http\S+\n(.*\n)*resnet18-abc.pth: (\S+ \S+) of \2\n$", capfd.readouterr().err)

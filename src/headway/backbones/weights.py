@@ -9,6 +9,8 @@ import copy
 import fcntl
 import hashlib
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -18,7 +20,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from headway.backbones import Encoder
 from headway.backbones.efficientnet import SamePadConv
-from headway.core.errors import BadInput, MissingExtra
+from headway.core.errors import BadInput, MissingExtra, Transient
+from headway.core.format import size
 from headway.training.checkpoint.init_weights import mismatches, weights_at
 
 _E = TypeVar("_E", bound=Encoder)
@@ -53,6 +56,8 @@ def _fold_children(module: nn.Module) -> None:
 PUBLISHED: Final = "imagenet"
 _CLASSIFIER: Final = ("fc.", "_fc.", "classifier.", "head.")
 _TORCHVISION: Final = "https://download.pytorch.org/models/"
+_RETRY_FOR_S: Final = 120.0  # without a byte
+_LOG_EVERY_S: Final = 10.0
 _FILES: Final = {  # the hex digits are the beginning of the file's SHA-256
     "resnet101": "resnet101-63fe2227.pth",
     "resnet18": "resnet18-f37072fd.pth",
@@ -118,15 +123,50 @@ def _expand_first_conv(first: Tensor, channels: int) -> Tensor:
 
 
 def _download(url: str) -> Path:
-    """Download once for all processes of this machine."""
-    from headway.data.download.http import download
+    """Download once for all processes of this machine. Log progress and broken connections to stderr."""
+    from headway.data.download.http import download, file_name
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headway" / "weights"
     folder = folder / hashlib.sha256(url.encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return download(url, folder)
+        if not (folder / file_name(url.partition("#")[0])).exists():
+            _log(f"downloading {url}")
+        try:
+            return download(
+                url,
+                folder,
+                progress=_DownloadLog().update,
+                on_retry=lambda error: _log(
+                    f"{error.problem.what}; trying again for at most {_RETRY_FOR_S:.0f} s in all"
+                ),
+                retry_for_s=_RETRY_FOR_S,
+            )
+        except Transient as error:
+            raise Transient(
+                f"the encoder's weights could not be downloaded: {error.problem.what}",
+                where=url,
+                fix="download the file elsewhere and name it: config: {weights: PATH}, or {weights: none} to train the "
+                "encoder from random weights",
+            ) from None
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class _DownloadLog:
+    """Log a download's progress every few seconds."""
+
+    def __init__(self) -> None:
+        self._logged_at = time.monotonic()
+
+    def update(self, name: str, done: int, total: int) -> None:
+        if time.monotonic() - self._logged_at >= _LOG_EVERY_S or done == total:
+            self._logged_at = time.monotonic()
+            _log(f"{name}: {size(done)} of {size(total)}" if total else f"{name}: {size(done)}")
 
 
 def _check(path: Path, name: str) -> None:

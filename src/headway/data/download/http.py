@@ -49,12 +49,14 @@ def download(
     checksum: str = "",
     login: Login | None = None,
     progress: Progress | None = None,
+    on_retry: Callable[[Transient], None] | None = None,
     retry_for_s: float = 600.0,
     timeout: float = 60.0,
 ) -> Path:
     """Download `url` into `folder`. `checksum` is `sha256:…` or `md5:…`, or the URL ends in `#sha256=…`.
 
-    Resumes broken connections; raises Transient after `retry_for_s` seconds without a byte.
+    Resumes broken connections, and calls `on_retry` before each; raises Transient after `retry_for_s` seconds without
+    a byte.
     """
     address, _, fragment = url.partition("#")
     checksum = checksum or fragment.replace("=", ":", 1)
@@ -67,19 +69,21 @@ def download(
         try:
             task.run()
             return task.finish(checksum)
-        except Transient:
+        except Transient as error:
             if task.bytes_done > before:
                 progressed_at = waited_s
                 backoff.reset()
             if waited_s - progressed_at >= retry_for_s:
                 raise
+            if on_retry is not None:
+                on_retry(error)
     raise AssertionError("polled without a limit")
 
 
 class _Download:
     def __init__(self, url: str, folder: Path, login: Login | None, progress: Progress, timeout: float) -> None:
         self._url, self._login, self._progress, self._timeout = url, login, progress, timeout
-        self._name = _file_name(url)
+        self._name = file_name(url)
         self._path = folder / self._name
         self._part, self._validator_file = folder / f"{self._name}.part", folder / f"{self._name}.part.json"
         self._complete = self._path.is_file()
@@ -183,7 +187,7 @@ def _check_url(url: str, checksum: str) -> None:
         raise BadInput(f"{checksum!r} is not a checksum", fix="write sha256: and 64 hex digits")
 
 
-def _file_name(url: str) -> str:
+def file_name(url: str) -> str:
     """Return the last part of the path, sanitized. It must not depend on server headers."""
     name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2])
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 CONTEXT = "{CONTEXT}"  # placeholder for the build context's folder
+_PROBE_TIMEOUT_S = 20.0
 # Passed by name only: the values come from this shell, and are neither in a plan nor in the final image.
 _FORWARDED_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -74,6 +75,17 @@ def push(engine: Engine, command: str, image: AnyImage, outputs: str) -> str:
     open_store(str(record.parent)).write(record.name, body.encode())
     image_reuse.record_push(image, uri)
     return uri
+
+
+def find_engine(engine: Engine) -> str | None:
+    """Return the command, docker or podman, whose daemon responds on this machine; None if neither does."""
+    for command in ("docker", "podman"):
+        try:
+            engine([command, "version", "--format", "{{.Server.Version}}"], within_s=_PROBE_TIMEOUT_S)
+            return command
+        except EngineError:
+            continue
+    return None
 
 
 def pull_image(engine: Engine, command: str, name: str, platform: str) -> None:

@@ -5,16 +5,19 @@ pod, whose own image then needs neither.
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 import zipfile
 from pathlib import Path
 
 from headway.core.plan import Code
+from headway.core.platform import state_dir
 from headway.packaging import build
 from headway.packaging.code import wheel_path
 from headway.packaging.dockerfile import LABEL_PREFIX, PLATFORM, label_instruction
 from headway.packaging.engine import Engine
 from headway.packaging.supervisor_runtime import archive_path, unpack
+from headway.storage import open_store
 
 ROOT, WHEEL = "/runtime", "/wheel"  # in the image
 
@@ -32,10 +35,21 @@ def dockerfile(code: Code) -> str:
 
 
 def push(engine: Engine, command: str, repository: str, code: Code) -> str:
-    """Build the image unless it exists, push it, and return its name."""
+    """Build the image unless it exists, push it, and return its name. Recorded on this machine."""
     name = build_image(engine, command, repository, code)
     engine([command, "push", name], within_s=None)
+    record = _record_path(name)
+    open_store(str(record.parent)).write(record.name, json.dumps({"name": name}).encode())
     return name
+
+
+def is_pushed(name: str) -> bool:
+    """Return whether this machine has pushed the image of this name."""
+    return _record_path(name).exists()
+
+
+def _record_path(name: str) -> Path:
+    return state_dir() / "images" / f"supervisor-{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
 def build_image(engine: Engine, command: str, repository: str, code: Code) -> str:

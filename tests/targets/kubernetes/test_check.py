@@ -32,7 +32,7 @@ def test_a_job_that_would_run_is_not_complained_about() -> None:
 @pytest.mark.parametrize(
     ("changes", "options", "words"),
     [
-        ({"image": Image()}, {}, "headway image --push"),
+        ({"image": Image()}, {}, "image: {repository: LOCATION-docker.pkg.dev"),
         ({"outputs": "/home/me/runs"}, {}, "outputs: gs://BUCKET"),
         ({"outputs": "memory://x"}, {}, "pods cannot see"),
         ({"data": Data(train=(Source(source="/data/coco"),))}, {}, "headway data prepare"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 
 from headway.core.errors import BadInput
+from headway.packaging import build, engine
 from headway.rundir import lease
 from headway.rundir.layout import RunFolder
-from headway.spec import Budget, Mount
+from headway.spec import Budget, Image, Mount
 from headway.storage import open_store
 from headway.targets.kubernetes import lifecycle, manifests
 from headway.targets.kubernetes.client import ApiError, Client, NotFound, Object
@@ -104,3 +107,59 @@ def test_a_name_from_which_no_pods_could_be_made_is_refused(tmp_path: Path, engi
     folder = RunFolder(open_store(str(tmp_path / "runs" / run)))
     with pytest.raises(BadInput, match=f"at most {length - 1} characters"):
         lifecycle.submit(Admitting(), options, plan_of(options), run, folder)
+
+
+REPOSITORY = "us-docker.pkg.dev/project/repo/captions"
+DIGEST = f"{REPOSITORY}@sha256:{'a' * 64}"
+
+
+class Daemon:
+    """A container engine that has nothing yet and can push; `command` is the one that responds."""
+
+    def __init__(self, command: str | None) -> None:
+        self.command = command
+        self.pushed: list[str] = []
+
+    def __call__(self, argv: Sequence[str], *, within_s: float | None = None) -> str:
+        if argv[0] != self.command:
+            raise engine.not_installed(argv[0])
+        match list(argv[1:]):
+            case ["image", "inspect", "--format", *_]:
+                raise engine.NotFound("that image does not exist")
+            case ["image", "inspect", _]:
+                return json.dumps([{"RepoDigests": [DIGEST]}])
+            case ["push", name]:
+                self.pushed.append(name)
+        return ""
+
+
+def images_of(api: Yes) -> set[str]:
+    text = json.dumps(api.made)
+    return {name for name in re.findall(r'"image": "([^"]+)"', text) if name.startswith(REPOSITORY)}
+
+
+@pytest.mark.parametrize("command", ["docker", "podman"])
+def test_a_run_builds_and_pushes_its_image_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    plan = plan_of(Options(), image=Image(repository=REPOSITORY), outputs=str(tmp_path))
+    monkeypatch.setattr(build, "context", lambda *_: nullcontext(tmp_path))  # the plan's code is made up
+    daemon = Daemon(command)
+    for run in ("r-1", "r-2"):
+        api, folder = Yes(), RunFolder(open_store(f"{tmp_path}/{run}"))
+        details = lifecycle.submit(api, Options(), plan, run, folder, engine=daemon)
+        assert images_of(api) == {DIGEST}
+        assert "note" not in details
+    (name,) = daemon.pushed
+    assert name.startswith(f"{REPOSITORY}:")
+
+
+def test_without_a_container_engine_the_image_that_must_be_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    plan = plan_of(Options(), image=Image(repository=REPOSITORY), outputs=str(tmp_path))
+    api = Yes()
+    folder = RunFolder(open_store(f"{tmp_path}/r-1"))
+    details = lifecycle.submit(api, Options(), plan, "r-1", folder, engine=Daemon(None))
+    (name,) = images_of(api)
+    assert details["note"] == f"no docker or podman responds here: {name} must be in its registry already"

@@ -91,12 +91,15 @@ def _program(job: Job, options: Options) -> str:
     return " or ".join(dict.fromkeys(program.names)) if program else "what the program needs"
 
 
+_PUSH_WITH = "if this machine has not pushed it yet, with docker or podman here (elsewhere: headway image --push)"
+
+
 def _foreign_image_notes(job: Job, options: Options, image: str) -> Iterator[str]:
     """Note what an image that Headway did not make must have in it."""
     if not is_ready_image(dump(job)):
         yield f"{image} must have Headway installed: the planned code and Headway are fetched when a pod starts"
     elif options.supervisor:
-        yield "the supervisor's image must be in its registry before the run starts: headway image --push --on TARGET"
+        yield f"`headway run` builds and pushes the supervisor's image to {options.supervisor} first, {_PUSH_WITH}"
         yield f"{image} is not looked into: it must have {_program(job, options)}"
     else:
         yield (
@@ -107,7 +110,7 @@ def _foreign_image_notes(job: Job, options: Options, image: str) -> Iterator[str
 
 def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     if not job.image.uri:
-        yield "the image must be in its registry before the run starts: headway image --push"
+        yield f"`headway run` builds and pushes the image to {job.image.repository} first, {_PUSH_WITH}"
     foreign = job.image.uri or job.image.dockerfile
     if foreign:
         yield from _foreign_image_notes(job, options, foreign)
@@ -160,8 +163,7 @@ def _image_problems(job: Job) -> Iterator[Problem]:
     yield from image_problems(job)
     if job.image.uri is None and job.image.repository is None:
         what = "a cluster pulls its image from a registry, and the job names none"
-        fix = f"image: {{repository: {reference.ARTIFACT_REGISTRY}}}, then headway image --push"
-        yield Problem(what=what, where="image", fix=fix)
+        yield Problem(what=what, where="image", fix=f"image: {{repository: {reference.ARTIFACT_REGISTRY}}}")
 
 
 def _url_problems(job: Job) -> Iterator[Problem]:

@@ -13,8 +13,12 @@ from uuid import UUID
 
 from headway.core.errors import BadInput, Problem, RunBusy, TargetError
 from headway.core.plan import RUN
+from headway.core.progress import report_progress
 from headway.core.retry import wait_until
 from headway.core.types import ORIGIN, OWNER, OWNER_NAME, Handle, Receipt
+from headway.packaging import build, supervisor_image
+from headway.packaging.engine import Engine
+from headway.packaging.engine import run as run_command
 from headway.rundir.layout import RunFolder
 from headway.rundir.lease import spent_s
 from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, ended_or_never_started, grace_s
@@ -130,8 +134,33 @@ def _live_pods(api: Api, options: Options, handle: Handle) -> list[status.Pod]:
     return [pod for pod in status.workers(api, options, handle.run, handle.url) if pod.live]
 
 
-def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) -> dict[str, Any]:
-    """Create all objects and start the run; return the details by which the handle finds it again.
+def push_images(engine: Engine, options: Options, plan: Plan) -> str:
+    """Build and push the images that pods need and that this machine has not pushed.
+
+    Return a note for the user if there is no container engine here: the registry must then have them already.
+    """
+    image, outputs = kubernetes_pod.image_to_push(plan), str(plan.job["outputs"])
+    supervisor = kubernetes_pod.supervisor_image_name(plan, options)
+    missing = [image.name] if image else []
+    if supervisor and not supervisor_image.is_pushed(supervisor):
+        missing.append(supervisor)
+    command = build.find_engine(engine) if missing else None
+    if command is None:
+        names = " and ".join(missing)
+        return f"no docker or podman responds here: {names} must be in its registry already" if missing else ""
+    for name in missing:
+        report_progress(f"building and pushing {name}", 0, 0)
+        if image is not None and name == image.name:
+            build.push(engine, command, image, outputs)
+        else:
+            supervisor_image.push(engine, command, str(options.supervisor), plan.code)
+    return ""
+
+
+def submit(
+    api: Api, options: Options, plan: Plan, run: str, folder: RunFolder, *, engine: Engine = run_command
+) -> dict[str, Any]:
+    """Push images, create all objects and start the run; return the details by which the handle finds it again.
 
     Raises RunBusy if another client is starting it. Any failure removes everything that was created.
     """
@@ -140,11 +169,12 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
     release = installed_trainer(api, options) if options.engine == "trainjob" else None
     used_s = spent_s(folder)
     secrets = {name: resolve(reference) for name, reference in kubernetes_pod.client_secrets(plan).items()}
+    _require_name_free(api, options, run, url)
+    note = push_images(engine, options, plan)
     values = _placeholders(run, url, owner(), limit_s=kubernetes_pod.plan_lifetime_s(plan, used_s))
     requests = manifests.requests(plan, options, release=release, spent_s=used_s)
     rendered = [kubernetes_options.fill_placeholders(request.body, values) for request in requests]
     bodies, start_patch = rendered[:-1], rendered[-1]
-    _require_name_free(api, options, run, url)
     created: list[Object] = []
     try:
         remove(api, options, run, url)  # leftovers of an earlier attempt or a killed client
@@ -162,6 +192,7 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
         "namespace": options.namespace,
         "engine": options.engine,
         **({"trainer": release} if release else {}),
+        **({"note": note} if note else {}),
     }
 
 

@@ -42,7 +42,7 @@ class Options:
     user: Annotated[int, ">= 1"] = 1000  # the pods' user and group; never root
     price: Annotated[float, ">= 0"] | None = None  # USD per hour of one node; by default Google's price of the machine
     python: str = "python3"  # the interpreter inside the image
-    supervisor: ReferenceString | None = None  # where `headway image --push` puts the supervisor, for any image.uri
+    supervisor: ReferenceString | None = None  # where the supervisor's image is pushed to, for any image.uri
     trainer: Trainer | None = None  # Kubeflow Trainer's release; by default the installed one's
     runtime: str = "torch-distributed"  # the ClusterTrainingRuntime of a TrainJob
 

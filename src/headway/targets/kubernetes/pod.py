@@ -17,6 +17,7 @@ from headway.targets.kubernetes.options import CODE, HOME, KIND, NODE, SECRETS, 
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
+    from headway.packaging.dockerfile import AnyImage
     from headway.spec import Job
 
 
@@ -159,7 +160,7 @@ def _init_container(plan: Plan, options: Options) -> Object:
     copies = ("--copy", f"{supervisor_image.ROOT}={RUNTIME_DIR}", "--copy", f"{supervisor_image.WHEEL}={WHEEL}")
     return {
         "name": "supervisor",
-        "image": supervisor_image.image_name(str(options.supervisor), plan.code),
+        "image": supervisor_image_name(plan, options),
         "command": supervisor_words(ENTRY, *fetch, *copies),
         "env": environment(plan, fixed_variables(plan)),
         "securityContext": container_security(),
@@ -185,6 +186,17 @@ def image(plan: Plan) -> str:
     own = dockerfile_of_plan(plan)
     exact = build.reference(plan, own)
     return exact if exact != own.name else image_reuse.reusable(own) or exact
+
+
+def image_to_push(plan: Plan) -> AnyImage | None:
+    """Return the image that pods need and that this machine has not pushed; None for a ready one."""
+    own = dockerfile_of_plan(plan)
+    return own if own.repository is not None and image(plan) == own.name else None
+
+
+def supervisor_image_name(plan: Plan, options: Options) -> str:
+    """Return the name of the image from which pods get their supervisor; empty if they need none."""
+    return supervisor_image.image_name(str(options.supervisor), plan.code) if plan.code.runtime else ""
 
 
 def command(plan: Plan, options: Options, module: str, *words: str) -> list[str]:

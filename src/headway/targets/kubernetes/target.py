@@ -24,6 +24,8 @@ from headway.core.types import (
     Target,
 )
 from headway.packaging.dockerfile import PLATFORM
+from headway.packaging.engine import Engine
+from headway.packaging.engine import run as run_command
 from headway.rundir import submission
 from headway.rundir.layout import RECEIPT, SUPERVISOR, RunFolder
 from headway.rundir.logs import tail
@@ -64,6 +66,7 @@ class KubernetesTarget(Target):
     has_pods: ClassVar[bool] = True
     options: Options = DEFAULTS
     api: Api | None = field(default=None, compare=False)  # the only access to a cluster; None: a `Client`, made on use
+    engine: Engine = field(default=run_command, compare=False)  # builds and pushes images
 
     def check(self, job: Job) -> list[Problem]:
         """Find the problems that would stop the job, without contacting a cluster."""
@@ -94,7 +97,7 @@ class KubernetesTarget(Target):
 
     def submit(self, plan: Plan, run: str) -> Handle:
         folder = RunFolder(open_store(url_of(plan, run)))
-        details = lifecycle.submit(self._api(), self.options, plan, run, folder)
+        details = lifecycle.submit(self._api(), self.options, plan, run, folder, engine=self.engine)
         details |= {} if self.api else {"place": self._client().recorded_place()}
         return Handle(
             target=plan.target, run=run, url=folder.url, details={**details, "submitted": submission.utc_now()}

@@ -66,9 +66,8 @@ def test_captions_train_in_a_pod_of_a_pytorchjob_and_the_bundle_captions_a_pictu
             "gke",
             "data.train=[{source: gs://bucket/coco}]",
             "data.val=[{source: gs://bucket/coco}]",
+            "config.weights=none",  # the published ones cannot be downloaded in tests
             "config.epochs=2",
-            "config.batch_size=4",
-            "config.min_count=1",
             "resources.cpus=1",
             "resources.memory=2GB",
         )

@@ -1,9 +1,8 @@
-"""The flagship examples, run from their shipped files to the served model: only endpoints and the place of weights are set."""
+"""The flagship examples, run from their shipped files to the served model. Only endpoints and weights are set."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -71,6 +71,14 @@ def test_an_import_error_is_explained(project: Path) -> None:
     assert "pip install no_such_module_here" in caught.value.problem.fix
 
 
+def test_what_only_the_runs_own_image_or_cluster_has_is_skipped_and_named(project: Path) -> None:
+    script = "import no_such_module_here"
+    found = rehearse(job_of(project, script, image=Image(uri="registry.example/project:1")))
+    assert "no_such_module_here" in found.skipped
+    found = rehearse(job_of(project, script, env={"ADDRESS": "{pod.ip}"}))
+    assert "pod.ip" in found.skipped
+
+
 def test_a_secret_that_does_not_resolve_stops_it_before_anything_starts(project: Path) -> None:
     job = job_of(project, "print('never')", secrets={"TOKEN": Secret(ref="env:NOT_SET_ANYWHERE")})
     with pytest.raises(BadInput, match="export NOT_SET_ANYWHERE"):

@@ -61,6 +61,43 @@ def test_what_a_script_says_of_itself_decides(text: str, kind: str) -> None:
     assert resume_kind("train.py", (), {"train.py": text}) == kind
 
 
+EVALUATES_ITS_BEST = """
+import torch, util
+def train():
+    for x, y in data:
+        loss(model(x), y).backward()
+def test(path):
+    model.load_state_dict(torch.load(path))
+{before}
+for epoch in range(9):
+    model.train()
+    train()
+    torch.save(model.state_dict(), "best.pt")
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ("", "test('best.pt')", BEGINNING),
+        ("", "test('x.pt')\nwith open('best.pt', 'rb') as f:\n    model = torch.load(f)", BEGINNING),
+        ("", "test('x.pt')\nutil.restore(model)", BEGINNING),
+        ("model.train()\nmodel.load_state_dict(torch.load('last.pt'))", "test('best.pt')", BY_SCRIPT),
+        ("if os.path.exists('last.pt'):\n    util.restore(model)", "test('best.pt')", BY_SCRIPT),
+        ("parser.add_argument('--load_checkpoint')", "test('best.pt')", BY_SCRIPT),
+        ("", "test('best.pt')\nsubprocess.run(['python', 'more.py'])", BY_SCRIPT),  # who knows
+        ("callbacks = {'start': lambda: test('last.pt')}", "", BY_SCRIPT),  # nor here
+    ],
+)
+def test_a_program_that_loads_only_to_evaluate_its_best_weights_does_not_resume(
+    before: str, after: str, kind: str
+) -> None:
+    text = EVALUATES_ITS_BEST.format(before=before, after=after)
+    util = "import torch\ndef restore(model):\n    model.load_state_dict(torch.load('x.pt'))\n"
+    assert resume_kind("train.py", (), {"train.py": text, "util.py": util if "util." in before + after else ""}) == kind
+
+
 @pytest.mark.parametrize(
     ("job", "kinds"),
     [

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.waiting import wait_until
 
@@ -86,7 +87,7 @@ class Folder:
             to: the folder to copy it into.
             entry: options of the target `there`, added to the job file.
             mount_packages: mount the packages at SITE, for an image without them.
-            keys: other keys that the target needs.
+            keys: other keys that the target needs; those of the author's file stay beside them.
         """
         python = interpreter_with(project.needs)
         if mount_packages:
@@ -97,11 +98,8 @@ class Folder:
         shutil.copytree(project.parent / project.name, path, ignore=shutil.ignore_patterns("__pycache__", "runs"))
         job = path / "headway.yaml"
         assert len(job.read_text().splitlines()) <= 15
-        if "secrets" in keys:  # where this shell's variables do not reach, the author names the secret there
-            lines = [line for line in job.read_text().splitlines(True) if not line.startswith("secrets:")]
-            job.write_text("".join(lines))
         more = {**({"targets": {"there": entry}} if entry else {}), **keys}
-        job.write_text(job.read_text() + "".join(f"{key}: {json.dumps(value)}\n" for key, value in more.items()))
+        job.write_text(json.dumps(_merged(yaml.safe_load(job.read_text()), more)))
         run = f"own-{os.getpid()}-{project.name.replace('_', '-')}"  # others may test on this machine too
         return cls(path, ("--on", "there") if entry else (), project, run)
 
@@ -141,6 +139,14 @@ class Folder:
         assert self.project.continues in self.log(), self.log()
         self.type("pull", self.run, "--to", "pulled")
         assert (self.path / "pulled" / "files" / self.project.model).is_file(), self.log()
+
+
+def _merged(job: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job with more keys; mappings such as `env` and `secrets` are merged."""
+    merged = dict(job)
+    for name, value in keys.items():
+        merged[name] = {**job[name], **value} if isinstance(job.get(name), dict) else value
+    return merged
 
 
 def interpreter_with(packages: tuple[str, ...]) -> str:

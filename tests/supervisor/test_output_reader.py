@@ -128,6 +128,21 @@ def test_downloads_and_validation_are_shown_but_are_not_steps() -> None:
             (10, 1000, 0, None),
             {"lr": 0.1, "loss": 0.69},
         ),
+        (
+            "| epoch   2 |    20/   60 batches | lr 5.00 | ms/batch 67.77 | loss  6.89 | ppl   981.43",
+            (80, 120, 1, None),
+            {"lr": 5.0, "loss": 6.89, "ppl": 981.43},
+        ),
+        (
+            "Train: 0 [  50/312 ( 16%)]  Loss: 2.38 (2.40)  Time: 0.120s, 1066.67/s  LR: 1.000e-04",
+            (50, 312, 0, None),
+            {"loss": 2.38, "lr": 1e-04},
+        ),
+        (
+            " [======>..........]  Step: 20s561ms | Tot: 20s561ms | Loss: 2.311 | Acc: 11.719% (30/256) 2/10 ",
+            (2, 10, None, None),
+            {"loss": 2.311, "acc": 11.719},
+        ),
         ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.31", (640, 60000, 0, None), {"loss": 2.31}),
         ("iter 100: loss 3.2, time 100ms, mfu 3%", (100, None, None, None), {"loss": 3.2}),
         ("2024-01-01 12:30:00,123 - INFO - epoch=7 loss=0.25", (7, None, 6, None), {"loss": 0.25}),

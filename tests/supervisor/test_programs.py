@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from headway.core.plan import BEGINNING, BY_SCRIPT, EXACT
 from headway.supervisor import rank_env
 from tests.supervisor.supervised import Case, cases, plan_of
 
@@ -62,6 +64,39 @@ def test_the_arguments_for_a_resume_are_added_once_an_earlier_attempt_left_its_f
     resumes = needed != "state/other"
     assert (case.run() == 0) is resumes, case.explain()
     assert [line for line in case.log() if line.startswith("from")][-1] == ("from 3" if resumes else "from 0")
+
+
+COUNTS = """
+import os, time
+first = 3 if CONTINUES and os.environ["HEADWAY_ATTEMPT"] == "2" else 1
+for epoch in range(first, 6):
+    print(f"epoch {epoch}/5 loss: 0.5", flush=True)
+    time.sleep(2.0 if epoch == first else 0.05)
+    if epoch == 4 and os.environ["HEADWAY_ATTEMPT"] == "1":
+        wait_for_report()
+        sys.exit(1)
+wait_for_report()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("continues", "kind"), [(False, BY_SCRIPT), (True, BY_SCRIPT), (False, BEGINNING)])
+def test_a_program_that_may_continue_and_begins_again_is_named(make: Make, continues: bool, kind: str) -> None:
+    body = "wait_for_report = lambda: time.sleep(2.5)\n" + COUNTS.replace("CONTINUES", str(continues))
+    case = make(body, job={"retries": 1}, resume=kind)
+    assert case.run() == 0, case.explain()
+    expected = [(2, 4)] if kind == BY_SCRIPT and not continues else []
+    assert [(event["number"], event["reached"]) for event in case.events("began_again")] == expected
+
+
+@pytest.mark.parametrize(("kind", "state"), [(BY_SCRIPT, "stopped"), (BEGINNING, "stopped"), (EXACT, "finished")])
+def test_a_program_that_answers_a_stop_with_exit_code_0_is_not_finished(make: Make, kind: str, state: str) -> None:
+    case = make("signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); mark('up'); wait()", resume=kind)
+    supervisor = case.start()
+    case.marked("up")
+    supervisor.send(signal.SIGTERM)
+    supervisor.ends()
+    assert case.ended["state"] == state
 
 
 def test_a_program_that_never_exits_is_finished_by_its_output_and_its_files_are_kept(make: Make) -> None:
@@ -227,6 +262,8 @@ def test_one_process_that_detects_torchrun_is_not_taken_for_a_part_of_it(
         ('rank = int(os.environ["RANK"])', False),
         ('local = int(os.environ.get("LOCAL_RANK", -1))', False),
         ('name = config.get("MY_RANK")', False),
+        ("from transformers import Trainer", True),
+        ("import accelerate\nrank = int(os.environ['RANK'])", False),
     ],
 )
 def test_a_source_asks_for_torchrun_only_by_the_presence_of_its_variables(

@@ -45,6 +45,7 @@ def outcome(ending: AttemptResult, before: AttemptHistory | None = None, retries
         (AttemptResult(exits=exits(143), stop="SIGTERM"), "stopped", 143),
         (AttemptResult(exits=exits(1), stop="SIGTERM"), "stopped", 143),
         (AttemptResult(exits=exits(0), stop="SIGTERM"), "finished", 0),  # it was done before it heard of it
+        (AttemptResult(exits=exits(0), stop="SIGTERM", interrupted=True), "stopped", 143),
         (AttemptResult(stop="SIGTERM"), "stopped", 143),
         (AttemptResult(exits=exits(137), overdue=True, killed=(0,)), "budget", 0),
         (AttemptResult(exits=exits(0), lost="node 1 is gone", stop="SIGTERM"), "stopped", 143),

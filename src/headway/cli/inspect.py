@@ -297,6 +297,7 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
         "code_changes": _code_changes(folder),
         "attempts": overview.attempts,
         "fault": overview.fault,
+        "began_again": overview.began_again,
         "checkpoint": overview.checkpoint,
         "kept": _kept(folder),
         "progress": overview.progress or None,
@@ -389,9 +390,15 @@ def describe_metrics(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in first[:6]) + more
 
 
-def describe_status(found: dict[str, Any]) -> str:
+def _describe_resume(found: dict[str, Any]) -> str:
     from headway.core.plan import describe_resume
 
+    if found.get("began_again"):
+        return f"its files are restored, but the program did not continue from them in attempt {found['began_again']}"
+    return describe_resume(found["resume"]) if found["resume"] else ""
+
+
+def describe_status(found: dict[str, Any]) -> str:
     progress, kept = found["progress"] or {}, found.get("kept")
     rows = {
         "state": found["state"] + (f": {found['reason']}" if found["reason"] else ""),
@@ -407,7 +414,7 @@ def describe_status(found: dict[str, Any]) -> str:
         **found["links"],
         "spent": _spent(found),
         "code": _describe_code_changes(found.get("code_changes") or []),
-        "resume": describe_resume(found["resume"]) if found["resume"] else "",
+        "resume": _describe_resume(found),
         "next": found["next"],
     }
     lines = [f"  {key:<9} {text}" for key, text in rows.items() if text]

@@ -21,9 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import RunFailed
+from headway.core.errors import BadJob, RunFailed
 from headway.core.plan import DIE_AFTER_STEP, EXACT, STEP_LIMIT
 from headway.core.platform import TIMING, state_dir, timing_with
+from headway.core.program import is_foreign_image
 from headway.core.retry import wait_until
 from headway.packaging import dependencies
 from headway.packaging.code import package, unpack
@@ -197,6 +198,10 @@ class Rehearsal:
     examples_per_s: float | None = None
 
 
+class MissingModule(RunFailed):
+    """The program imports a module that this machine does not have; the image of the run may have it."""
+
+
 def rehearse(job: Job, *, log: Say = lambda text: None, time_limit_s: float = TIME_LIMIT_S) -> Rehearsal:
     """Rehearse the job. Raises RunFailed with the cause; what could not be tried here is in the result."""
     checks = [*_secrets(job), *_local_paths(job)]
@@ -208,11 +213,19 @@ def rehearse(job: Job, *, log: Say = lambda text: None, time_limit_s: float = TI
     deadline = time.monotonic() + time_limit_s
     with scratch_dir() as folder, separate_index(folder):
         python = environment(job, log) if on == "local" else None  # an image has the job's requirements
-        trial = _with_kill(plan(_shrink_job(job, python), on=on), folder)
+        try:
+            trial = _with_kill(plan(_shrink_job(job, python), on=on), folder)
+        except BadJob as error:  # a mount, a placeholder or a secret of a cluster
+            return Rehearsal(acts=tuple(checks), skipped=f"not possible on this machine: {error.problem.what}")
         exact = trial.resume == EXACT
         what = f"{STEPS} steps of {BATCH} examples, killed and resumed halfway" if exact else "the program, as packaged"
         log(f"rehearsing: {what}, at most {time_limit_s if exact else SCRIPT_LIMIT_S:.0f} s")
-        run, trained = _train(trial, deadline)
+        try:
+            run, trained = _train(trial, deadline)
+        except MissingModule as error:
+            if not is_foreign_image(dump(job)):
+                raise
+            return Rehearsal(acts=tuple(checks), skipped=f"not possible on this machine: {error.problem.what}")
         checks += trained
         rate = _rate(run) if exact else None  # a program's own steps are of its own size
         if job.recipe and _require_finished(run):
@@ -368,6 +381,8 @@ def _failure_text(run: RunHandle) -> RunFailed:
     from headway.diagnose.diagnosis import diagnose_run
 
     found = diagnose_run(run, run.current_status())
+    if found.name == "missing-module":
+        return MissingModule(f"the rehearsal failed: {found.cause}\n    {found.evidence}", fix=found.fix)
     if found.name:
         return RunFailed(f"the rehearsal failed: {found.cause}\n    {found.evidence}", fix=found.fix)
     lines = "".join(f"\n    {line}" for line in found.lines[-8:])

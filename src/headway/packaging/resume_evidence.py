@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.plan import BEGINNING, BY_FRAMEWORK, BY_SCRIPT, EXACT, KERAS, LIGHTNING, TRANSFORMERS, UNKNOWN
 from headway.core.program import entry_files, program_words
 from headway.packaging.code import archive_path
+from headway.packaging.load_order import loads_only_after_training
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -27,10 +28,15 @@ SOURCES = (".py", ".sh", ".bash", ".yaml", ".yml", ".json", ".toml", ".cfg", ".i
 # Names and short strings found only in programs that load earlier state. Taken from PyTorch, Lightning, Transformers,
 # Accelerate, DeepSpeed, Keras, TensorFlow, Flax, Orbax, fairseq, and common habits.
 _LOAD_CALLS = re.compile(
-    r"resum(e|ing)|HEADWAY_(RUN|RESUME)_DIR|get_last_checkpoint|latest_checkpoint|last_ckpt|load_state|load_checkpoint"
-    r"|load_from_checkpoint|restore_checkpoint|load_ckpt|load_weights|load_model|load_variables|load_optimizer"
-    r"|BackupAndRestore|CheckpointManager|train\.Checkpoint|ckpt_path[=:]|--ckpt.path|orbax|restore_file|xgb_model="
-    r"|torch\.load|load_sharded|load_pytree|dcp\.load|from_checkpoint|estimator\.train|MonitoredTrainingSession",
+    r"resum(e|ing)|HEADWAY_(RUN|RESUME)_DIR|get_last_checkpoint|latest_checkpoint|last_ckpt|load_state$|load_optimizer"
+    r"|restore_checkpoint|BackupAndRestore|CheckpointManager|train\.Checkpoint|ckpt_path[=:]|--ckpt.path|orbax"
+    r"|restore_file|xgb_model=|load_sharded|load_pytree|dcp\.load|estimator\.train|MonitoredTrainingSession"
+    r"|^-+load_(checkpoint|model|weights)",
+    re.IGNORECASE,
+)
+# Calls that also load the best weights for a last evaluation: evidence only if one of them comes before the training.
+_AMBIGUOUS_CALLS = re.compile(
+    r"torch\.load|load_state_dict|load_checkpoint|load_ckpt|load_weights|load_model|load_variables|from_checkpoint",
     re.IGNORECASE,
 )
 # General-purpose serializers: evidence only if the same sources both write and read with them.
@@ -80,14 +86,30 @@ def resume_kind(
         frameworks: those whose integration is on.
     """
     parsed = {path: _parse(path, text) for path, text in sources.items()}
-    used = [parsed[path] for path in _reachable(script, args, parsed)]
+    paths = _reachable(script, args, parsed)
+    used = [parsed[path] for path in paths]
     if any(source.starts_headway for source in used):
         return EXACT
     framework = _framework(used)
     if framework in frameworks:
         return framework
     words = {word for source in used for word in source.words} | set(args)
-    return BY_SCRIPT if _loads_state(words) else BEGINNING
+    if any(_LOAD_CALLS.search(word) for word in words):
+        return BY_SCRIPT
+    if not _may_load_state(words):
+        return BEGINNING
+    return BEGINNING if _loads_too_late(script, paths, parsed, sources) else BY_SCRIPT
+
+
+def _loads_too_late(
+    script: str, paths: Iterable[str], parsed: Mapping[str, _Source], sources: Mapping[str, str]
+) -> bool:
+    """Return whether a Python program loads only after its training. False if it starts other programs."""
+    entry = PurePosixPath(script).as_posix()
+    if not entry.endswith(".py") or entry not in sources or any(_is_dynamic(parsed[path]) for path in paths):
+        return False
+    others = (sources[path] for path in paths if path.endswith(".py") and path != entry)
+    return loads_only_after_training(others, sources[entry])
 
 
 def integrated(job: Mapping[str, Any]) -> Sequence[str]:
@@ -152,9 +174,8 @@ def _texts(tar: bytes) -> Iterator[tuple[str, str]]:
                 yield member.name, body.read().decode("utf-8", "replace")
 
 
-def _loads_state(words: Iterable[str]) -> bool:
-    found = set(words)
-    if any(_LOAD_CALLS.search(word) for word in found):
+def _may_load_state(found: set[str]) -> bool:
+    if any(_AMBIGUOUS_CALLS.search(word) for word in found):
         return True
     return any(
         any(word.endswith(writes) for word in found) and any(word.endswith(reads) for word in found)
@@ -239,10 +260,14 @@ def _reachable(script: str, args: Sequence[str], parsed: Mapping[str, _Source]) 
             continue
         visited.add(path)
         source = parsed[path]
-        if any(part in _DYNAMIC for word in source.words for part in word.split(".")):
+        if _is_dynamic(source):
             return set(parsed)
         todo += [*_imported(source.imports, parsed), *_files_named(source.words, parsed)]
     return visited
+
+
+def _is_dynamic(source: _Source) -> bool:
+    return any(part in _DYNAMIC for word in source.words for part in word.split("."))
 
 
 def _imported(modules: Iterable[str], parsed: Mapping[str, _Source]) -> Iterator[str]:

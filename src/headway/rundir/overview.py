@@ -25,6 +25,7 @@ class RunOverview:
     attempts: int
     checkpoint: int | None  # the newest checkpoint's step
     fault: Mapping[str, Any] | None = None  # the last failure, its class and the decision about it
+    began_again: int = 0  # the last attempt in which a project that may continue was at its first epoch again
 
     @classmethod
     def of(cls, folder: RunFolder, *, status: Status | None = None, plan: Plan | None = None) -> RunOverview:
@@ -40,4 +41,5 @@ class RunOverview:
             attempts=sum(event["kind"] == "attempt" for event in events),
             checkpoint=saved[-1] if saved else None,
             fault=next((event for event in reversed(events) if event["kind"] == "fault"), None),
+            began_again=max((int(event["attempt"]) for event in events if event["kind"] == "began_again"), default=0),
         )

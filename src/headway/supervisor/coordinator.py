@@ -11,8 +11,8 @@ import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from headway.core.errors import FAILED, WORKER_RESTART
-from headway.core.plan import EXACT, UNKNOWN, describe_next_start
+from headway.core.errors import FAILED, WORKER_RESTART, HeadwayError
+from headway.core.plan import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN, describe_next_start
 from headway.core.program import is_project
 from headway.diagnose.matching import user_rules
 from headway.rundir.lease import spent_usd
@@ -75,6 +75,11 @@ class Coordinator:
         self._budget_reported = False
         self._next_micro_batches = 0  # out of memory in this attempt: the number of micro-batches a rank would try next
         self._ended_by = ""  # why a program that does not exit counts as finished
+        self._interrupted = False  # a stop ended a program that knows nothing of Headway
+        self._began_again = ""  # a project that might have continued is at its first epoch again
+        self._epoch_before = self._former_epoch() if last_attempt else 0
+        self._epoch_now: int | None = None
+        self._phases = False  # epochs are counted from 1 several times
         self._start_reason = "first start" if attempt == 1 else "started again"
         node.on_rank_record, node.on_message = self._on_rank_record, self._on_message
         node.record_writer.open_events(attempt)
@@ -100,7 +105,9 @@ class Coordinator:
                 retries=int(self.node.plan.job.get("retries", 0)),
                 first_pause_s=self.node.settings.first_pause_s,
                 max_same_step_crashes=self.node.settings.max_same_step_crashes,
-                no_auto_restart=restart_policy.costly_restart(self.node.plan, self.node.folder.name),
+                no_auto_restart=restart_policy.costly_restart(
+                    self.node.plan, self.node.folder.name, began_again=self._began_again
+                ),
                 rules=self._rules,
             )
             self._record_decision(decision)
@@ -183,7 +190,9 @@ class Coordinator:
 
     def _run_attempt(self) -> AttemptResult:
         self._exits, self._crash, self._step, self._ending, self._budget_reported = {}, None, None, False, False
-        self._next_micro_batches, self._ended_by = 0, ""
+        self._next_micro_batches, self._ended_by, self._interrupted = 0, "", False
+        if self._epoch_now is not None:
+            self._epoch_before, self._epoch_now = self._epoch_now, None
         if self._left_s() == 0.0:
             return AttemptResult(overdue=True)
         self.node.prepare_files(self._last_started, self.attempt)
@@ -200,6 +209,7 @@ class Coordinator:
         return AttemptResult(
             exits=tuple(self._exits.values()),
             stop=self.node.stop,
+            interrupted=self._interrupted,
             overdue=overdue,
             budget=self._budget_reported,
             killed=killed,
@@ -267,7 +277,29 @@ class Coordinator:
             note=node.log,
         )
 
+    def _former_epoch(self) -> int:
+        """Return the epoch that the attempt before this supervisor's first one had reached, from 0."""
+        try:
+            return int((self.node.folder.progress() or {}).get("epoch") or 0)
+        except HeadwayError:
+            return 0
+
+    def _check_continuation(self, epoch: int) -> None:
+        """Report a program that has begun at its first epoch again, although it loads something that it has saved."""
+        first, last = self._epoch_now is None, self._epoch_now or 0
+        self._epoch_now = epoch
+        self._phases = self._phases or epoch < last
+        if not first or epoch or not self._epoch_before or self._phases or self.node.plan.resume != BY_SCRIPT:
+            return
+        self._began_again = (
+            f"attempt {self.attempt} is at epoch 1 again: epoch {self._epoch_before + 1} was reached before"
+        )
+        self.event("began_again", number=self.attempt, reached=self._epoch_before + 1)
+        self.node.log(f"{self._began_again}; the program did not continue from its files")
+
     def _report_progress(self, progress: dict[str, Any]) -> None:
+        if progress.get("epoch") is not None:
+            self._check_continuation(int(progress["epoch"]))
         usd = spent_usd(self.node.plan, self.spent_s)
         cost = {} if usd is None else {"usd": round(usd, 4)}
         record = {**progress, **cost, "attempt": self.attempt, "spent_s": round(self.spent_s, 3)}
@@ -321,6 +353,7 @@ class Coordinator:
         return self._terminate_ranks(grace_s)
 
     def _terminate_ranks(self, grace_s: float) -> tuple[int, ...]:
+        self._interrupted = bool(self.node.stop) and self.node.plan.resume in (BY_SCRIPT, BEGINNING)
         self._signal_ranks(signal.SIGTERM)
         if self.node.run_until(self._all_ended, grace_s):
             return ()

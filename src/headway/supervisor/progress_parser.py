@@ -16,7 +16,7 @@ MAX_CHARS = 2000
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _MULTIPLES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
-_WORTHWHILE = re.compile(r"[0-9]%\||[0-9]/[0-9]|epoch|step|iter|loss|acc|[0-9]it |^\{", re.IGNORECASE)
+_WORTHWHILE = re.compile(r"[0-9]%\||[=>.]\] |[0-9]/[0-9]|epoch|step|iter|loss|acc|[0-9]it |^\{", re.IGNORECASE)
 _TQDM = re.compile(
     r"(?P<percent>[0-9]{1,3})%\|[^|]{0,400}\| *(?P<done>[0-9.]+)(?P<done_unit>[kKMGTP]?)/(?P<total>[0-9.]+)"
     r"(?P<total_unit>[kKMGTP]?) *\[[0-9:.]*<(?P<left>[0-9:?]*),? *(?P<rate>[0-9.?]+[kKMGTP]?)? *"
@@ -31,8 +31,10 @@ _KERAS_SPEED = re.compile(r"(?P<number>[0-9.]+)(?P<unit>us|ms|s|min)/(?:step|epo
 _RICH = re.compile(r"[━╸╺]{3,400} +(?P<done>[0-9]+)/(?P<total>[0-9]+)(?P<rest> .*|$)")
 _RICH_SPEED = re.compile(r"(?P<rate>[0-9.]+)it/s")
 
+_XLUA = re.compile(r"^ *\[[=>.]{5,100}\] (?P<rest>.*?)(?P<done>[0-9]{1,9})/(?P<total>[0-9]{1,9}) *$")  # pytorch-cifar's
+
 _BRACKETS = re.compile(
-    r"epoch:? *\[? *(?P<epoch>[0-9]{1,7})\]?:? *\[ *(?P<step>[0-9]{1,9}) */ *(?P<steps>[0-9]{1,9})", re.I
+    r"\b(?:epoch|train):? *\[? *(?P<epoch>[0-9]{1,7})\]?:? *\[ *(?P<step>[0-9]{1,9}) */ *(?P<steps>[0-9]{1,9})", re.I
 )
 _EPOCH = re.compile(
     r"\bepoch[ :#=\[(]{0,4}(?P<epoch>[0-9]{1,7})\b(?![.][0-9])\]?(?: *(?:/|of) *(?P<epochs>[0-9]{1,7}))?", re.I
@@ -41,6 +43,9 @@ _STEP = re.compile(
     r"\b(?:global[ _])?(?:step|iter|iteration)[ :#=\[(]{0,4}(?P<step>[0-9]{1,9})\b(?![.][0-9])\]?"
     r"(?: *(?:/|of) *(?P<steps>[0-9]{1,9}))?",
     re.I,
+)
+_OF_BATCHES = re.compile(
+    r"(?<![\w./])(?P<step>[0-9]{1,9}) */ *(?P<steps>[0-9]{1,9}) +(?:batches|steps|iters|iterations)\b", re.I
 )
 _BATCH = re.compile(r"\bbatch[ :#=\[(]{0,4}(?P<step>[0-9]{1,9}) *(?:/|of) *(?P<steps>[0-9]{1,9})", re.I)
 
@@ -200,12 +205,22 @@ def _read_rich(text: str, sources: frozenset[str]) -> LineReading | None:
     return LineReading(bar=bar, epoch=epoch, epochs=epochs, values=values, own_step=True)
 
 
+def _read_xlua(text: str, sources: frozenset[str]) -> LineReading | None:
+    found = _XLUA.match(text)
+    if found is None:
+        return None
+    bar = Bar(description="", done=int(found["done"]), total=int(found["total"]))
+    values = _values(found["rest"], spaced=False) if "lines" in sources else {}
+    return LineReading(bar=bar, values=values, own_step=True)
+
+
 def _read_counters(text: str, sources: frozenset[str]) -> LineReading | None:
     bracketed = _BRACKETS.search(text)
-    counted = bracketed or _STEP.search(text) or _BATCH.search(text)
+    epoch, epochs = (int(bracketed["epoch"]), None) if bracketed else _epoch(text)
+    of_batches = None if epoch is None else _OF_BATCHES.search(text)
+    counted = bracketed or of_batches or _STEP.search(text) or _BATCH.search(text)
     step = int(counted["step"]) if counted else None
     steps = int(counted["steps"]) if counted and counted["steps"] else None
-    epoch, epochs = (int(bracketed["epoch"]), None) if bracketed else _epoch(text)
     values = _values(text[bracketed.end() if bracketed else 0 :], spaced=True) if "lines" in sources else {}
     positioned = epoch is not None or step is not None
     if not positioned:
@@ -218,7 +233,7 @@ def _read_counters(text: str, sources: frozenset[str]) -> LineReading | None:
         step=step,
         steps=steps,
         values=values,
-        in_epoch=bracketed is not None,
+        in_epoch=bracketed is not None or of_batches is not None,
         own_step=positioned,
     )
 
@@ -228,6 +243,7 @@ _FORMATS: tuple[Callable[[str, frozenset[str]], LineReading | None], ...] = (
     _read_tqdm,
     _read_keras,
     _read_rich,
+    _read_xlua,
     _read_counters,
 )
 

@@ -148,6 +148,9 @@ _TORCHRUN_CHECK = re.compile(
     rb"""(?:\bget|getenv)\(\s*(["'])(?:RANK|WORLD_SIZE)\1\s*(?:\)|,\s*["']?(?:-1|None)\b)"""
     rb"""|(["'])(?:RANK|WORLD_SIZE)\2\s+(?:not\s+)?in\s+(?:os\.)?environ\b"""
 )
+# Accelerate, also below the Trainer, makes a process group of one where RANK is set, and warns of it.
+_ASKS_BY_ITSELF = re.compile(rb"^\s*(?:import|from)\s+(?:accelerate|transformers|trl)\b", re.MULTILINE)
+_NEEDS_RANK = re.compile(rb"""environ\[\s*(["'])(?:RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\1\s*\]""")
 _MAX_SOURCES, _MAX_SOURCE_BYTES = 200, 1 << 20
 
 
@@ -362,17 +365,20 @@ def rank_command(
 def _detects_torchrun(job: Mapping[str, Any], code: Path) -> bool:
     """Whether a program, or a source beside it, takes RANK or WORLD_SIZE for the sign that torchrun started it."""
     for entry in entry_files(job):
-        folder = (code / entry).parent
-        if (code / entry).is_file() and any(map(_has_torchrun_check, sorted(folder.glob("*.py"))[:_MAX_SOURCES])):
-            return True
+        if (code / entry).is_file():
+            sources = [_source(path) for path in sorted((code / entry).parent.glob("*.py"))[:_MAX_SOURCES]]
+            if any(map(_TORCHRUN_CHECK.search, sources)):
+                return True
+            if any(map(_ASKS_BY_ITSELF.search, sources)) and not any(map(_NEEDS_RANK.search, sources)):
+                return True
     return False
 
 
-def _has_torchrun_check(path: Path) -> bool:
+def _source(path: Path) -> bytes:
     try:
-        return path.stat().st_size < _MAX_SOURCE_BYTES and bool(_TORCHRUN_CHECK.search(path.read_bytes()))
+        return path.read_bytes() if path.stat().st_size < _MAX_SOURCE_BYTES else b""
     except OSError:
-        return False
+        return b""
 
 
 def _join_search_paths(*paths: str) -> str:

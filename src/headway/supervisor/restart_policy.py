@@ -54,6 +54,7 @@ class AttemptResult:
 
     exits: tuple[RankExit, ...] = ()
     stop: str = ""  # who requested a stop
+    interrupted: bool = False  # by SIGTERM, in a program whose exit code 0 may mean that it handled the signal
     overdue: bool = False  # the budget was spent before the ranks had ended
     budget: bool = False  # the ranks ended by themselves because the budget was nearly spent
     killed: tuple[int, ...] = ()  # ranks that did not end within the grace period
@@ -175,13 +176,19 @@ def _pause_s(fault: Fault, restarts: int, first_pause_s: float) -> float:
     return min(MAX_WAIT_S, WAIT_FACTOR * doubled) if fault.retry is Retry.WAIT else min(MAX_PAUSE_S, doubled)
 
 
-def costly_restart(plan: Plan, run: str) -> str:
+def costly_restart(plan: Plan, run: str, *, began_again: str = "") -> str:
     """Return why the ranks must not be restarted automatically, or "".
 
     The reason is a script that starts from the beginning on a billed target: the same work would be paid for twice.
+    `began_again` says that it was seen to do so.
     """
-    if plan.resume != BEGINNING or usd_per_hour(plan) is None:
+    if usd_per_hour(plan) is None or (plan.resume != BEGINNING and not began_again):
         return ""
+    if began_again:
+        return (
+            f"not restarted automatically, because {began_again}, and this target is billed; "
+            f"to start it again: headway resume {run}"
+        )
     return (
         "not restarted automatically, because the script would start from the beginning and this target is billed; "
         f"to start it from the beginning: headway resume {run} --from-beginning"
@@ -195,7 +202,7 @@ def _outcome_without_crash(result: AttemptResult) -> AttemptOutcome | None:
             state="budget", reason=_with_killed_ranks("the budget is spent", result), exit_code=WORKER_DONE
         )
     done = bool(result.exits) and all(end.code == 0 for end in result.exits)
-    if done and not result.lost:
+    if done and not result.lost and not result.interrupted:
         state, reason = ("budget", "the budget is nearly spent") if result.budget else ("finished", "done")
         return AttemptOutcome(state=state, reason=reason, exit_code=WORKER_DONE)
     if result.ended_by and not result.crash and not result.lost:

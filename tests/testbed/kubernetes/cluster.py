@@ -22,8 +22,9 @@ from typing import Any
 
 import pytest
 
+from headway.core.plan import Code
 from tests.testbed.kubernetes import names, paperwork
-from tests.testbed.kubernetes.images import TRAINER, lay_ready, site_packages
+from tests.testbed.kubernetes.images import TRAINER, lay_ready, lay_supervisor_ready, site_packages
 from tests.waiting import wait_until
 
 CACHE = Path(os.environ.get("TESTBED") or "~/.cache/headway-testbed").expanduser() / "kubernetes"
@@ -47,6 +48,10 @@ class Cluster:
     host: str  # this machine, as pods see it
     ours: bool  # the test bed, whose node is this machine
     site: str | None = None  # a folder of the nodes with the packages that the image lacks
+
+    def lay_supervisor_ready(self, code: Code) -> None:
+        """Put the supervisor's image on the node of the test bed."""
+        lay_supervisor_ready(CACHE, _socket(), code)
 
     def kubectl(self, *words: str, check: bool = True) -> str:
         """The cluster behind Headway's back."""

@@ -18,7 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.plan import Code
+from headway.packaging import supervisor_image
+
 TRAINER, PAUSE = "docker.io/local/headway-test:1", "docker.io/local/pause:1"
+PLAIN = "docker.io/local/plain:1"  # Debian with Python, without Headway
+SUPERVISOR = "docker.io/local/supervisor"
 SITE = "/site"
 PACKAGES = "python3,ca-certificates"
 DIST = "usr/local/lib/python3.11/dist-packages"
@@ -45,9 +50,29 @@ def lay_ready(cache: Path, socket: str) -> None:
         _archive(pause, PAUSE, [_layer({"pause": (cache / "bin/pause").read_bytes()}, mode=0o755)], ["/pause"])
         trainer = Path(work) / "trainer.tar"
         _archive(trainer, TRAINER, [base.read_bytes(), _headway()], ["python3"])
-        for archive in (pause, trainer):
-            subprocess.run(["ctr", "-a", socket, "-n", "k8s.io", "images", "import", str(archive)], check=True,
-                           capture_output=True)  # fmt: skip
+        plain = Path(work) / "plain.tar"
+        _archive(plain, PLAIN, [base.read_bytes()], ["python3"])
+        for archive in (pause, trainer, plain):
+            _import(archive, socket)
+
+
+def lay_supervisor_ready(cache: Path, socket: str, code: Code) -> None:
+    """Import the supervisor's image, which `headway image --push` would build and push."""
+    with tempfile.TemporaryDirectory(dir=cache / "images") as work:
+        context, layer = Path(work) / "context", Path(work) / "layer.tar"
+        context.mkdir()
+        supervisor_image.write_context(code, context)
+        with tarfile.open(layer, "w") as tar:
+            for name in ("runtime", "wheel"):
+                tar.add(context / name, name)
+        archive = Path(work) / "image.tar"
+        _archive(archive, supervisor_image.image_name(SUPERVISOR, code), [layer.read_bytes()], ["none"])
+        _import(archive, socket)
+
+
+def _import(archive: Path, socket: str) -> None:
+    words = ["ctr", "-a", socket, "-n", "k8s.io", "images", "import", str(archive)]
+    subprocess.run(words, check=True, capture_output=True)
 
 
 def site_packages() -> str:

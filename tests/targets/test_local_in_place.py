@@ -117,6 +117,8 @@ if pathlib.Path("early").exists():
     raise ValueError("before the first checkpoint")
 last.parent.mkdir(exist_ok=True)
 last.write_text(str(int(last.read_text()) + 1 if "--resume" in sys.argv else 1))
+pathlib.Path("runs/exp").mkdir(parents=True, exist_ok=True)
+pathlib.Path("runs/exp/last.pt").write_text("beside the run folders")
 pathlib.Path("results.json").write_text(json.dumps({"accuracy": 1.0}))
 if pathlib.Path("fail").exists():
     raise ValueError("after it")
@@ -167,4 +169,6 @@ def test_a_run_does_not_continue_from_another_runs_checkpoint(counts: Path) -> N
 def test_a_file_is_kept_although_the_run_before_wrote_the_same(counts: Path) -> None:
     for name in ("one", "two"):
         assert headway(counts, "run", "--name", name).returncode == 0
-        assert (counts / f"runs/{name}/files/workdir/results.json").is_file()
+        kept = counts / f"runs/{name}/files/workdir"
+        assert sorted(path.name for path in kept.iterdir()) == ["checkpoints", "results.json", "runs"]
+        assert [path.name for path in (kept / "runs").iterdir()] == ["exp"]

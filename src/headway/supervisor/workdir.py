@@ -502,7 +502,7 @@ def make_workdir(
         workdirs.files,
         workdirs.resume,
         *secrets,
-        *([outputs] if outputs else []),
+        *_own_folders(outputs, workdirs.code),
     ]
     return Workdir(
         workdirs.code,
@@ -517,6 +517,14 @@ def make_workdir(
         linked=plan.project,
         log=log,
     )
+
+
+def _own_folders(outputs: Path | None, root: Path) -> tuple[Path, ...]:
+    """Return what Headway itself writes to the outputs beside run folders, which the scan recognises.
+
+    Programs write to a folder of that name too: TensorBoard's and YOLO's default is `runs`, as ours is.
+    """
+    return () if outputs is None or outputs == root else (outputs / "code", outputs / "data")
 
 
 def is_shared(plan: Plan) -> bool:

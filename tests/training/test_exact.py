@@ -56,6 +56,35 @@ def test_a_rank_killed_in_a_step_changes_nothing(
     assert_same(case, straight[ranks])
 
 
+@pytest.mark.slow
+def test_each_file_is_read_by_one_rank_however_long_it_takes(tmp_path: Path, straight: dict[int, Case]) -> None:
+    """The others wait longer than a collective may take."""
+    case = Case(tmp_path, ranks=3)
+    assert -9 in case.train(TEST_OPTIONS=options(die_at=8))
+    slow = options(slow_read_s=5.0, timeout_s=3)
+    assert case.train(TEST_OPTIONS=slow) == [0, 0, 0], case.log()
+    assert_same(case, straight[3])
+    read = [(tmp_path / f"read-{rank}").read_text().split() for rank in range(3)]
+    assert [len(keys) for keys in read] == [1, 1, 1]
+    assert len({*read[0], *read[1], *read[2]}) == 3, "three parts, each read once"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_damage_that_one_rank_finds_sends_all_to_the_checkpoint_before(
+    tmp_path: Path, straight: dict[int, Case], rank: int
+) -> None:
+    case = Case(tmp_path, ranks=3)
+    assert case.train(TEST_OPTIONS=options(term_at=8)) == [143] * 3
+    newest = max((tmp_path / "run/checkpoints").glob("0*"))
+    part = sorted(newest.glob("*.safetensors"))[rank]
+    body = bytearray(part.read_bytes())
+    body[-1] ^= 1
+    part.write_bytes(body)
+    assert case.train() == [0, 0, 0], case.log()
+    assert f"the checksum of checkpoints/{newest.name}/{part.name} differs" in case.log()
+    assert case.digest() == straight[3].digest()
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_flags_reduced_in_host_memory_as_on_gpus_change_nothing(
     tmp_path: Path, straight: dict[int, Case], ranks: int

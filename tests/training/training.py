@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import headway
 from headway.training import Loader
 from headway.training.checkpoint.serialization import flatten
-from headway.training.distributed import grad_sync
+from headway.training.distributed import grad_sync, process_group
 
 
 class Points:
@@ -177,7 +178,11 @@ def main(options: dict[str, Any]) -> None:
     grad_sync.BUCKET_BYTES = grad_sync.LARGE_BYTES = 2000  # several buckets, and large gradients, even in this model
     if options.get("agree_on_host"):
         _agree_on_host()
+    if "slow_read_s" in options:
+        process_group.TIMEOUT, process_group._MESSAGE_S = timedelta(seconds=options["timeout_s"]), 0.2
     run = headway.start()
+    if "slow_read_s" in options:
+        _slow_reads(run._session.store, options["slow_read_s"])
     if "die_at_write" in options and run.world.rank == options.get("die_rank", 0):
         _die_at_write(run._session.store, options["die_at_write"])
     if "stale_for_s" in options:
@@ -206,6 +211,22 @@ def main(options: dict[str, Any]) -> None:
         run.score({"error": evaluate(run, model, options)}, best="error", higher=False)
     run.finish()
     return write_digest(run, model, optimizer)
+
+
+def _slow_reads(store: Any, pause_s: float) -> None:
+    """Record what this rank reads of tensors, each file after a pause."""
+    read = store.read
+    log = Path(os.environ["TEST_DIR"], f"read-{os.environ['RANK']}")
+
+    def slow(key: str, *args: Any, **options: Any) -> bytes:
+        if key.endswith(".safetensors"):
+            with log.open("a") as file:
+                file.write(f"{key}\n")
+            threading.Event().wait(pause_s)
+        found: bytes = read(key, *args, **options)
+        return found
+
+    store.read = slow
 
 
 def _agree_on_host() -> None:

@@ -56,15 +56,18 @@ def _checkpoint_problem(folder: RunFolder, place: str) -> Iterator[str]:
         yield str(error)
         return
     state = manifest["state"]
-    for name, expected in {**manifest["files"], state["name"]: state}.items():
+    files = {f"{place}/{name}": record for name, record in {**manifest["files"], state["name"]: state}.items()}
+    frozen = {f"checkpoints/frozen/{name}.safetensors": record for name, record in manifest.get("frozen", {}).items()}
+    for key, expected in {**files, **frozen}.items():
+        name = key.removeprefix(f"{place}/")
         try:
-            size = folder.store.stat(f"{place}/{name}").size
+            size = folder.store.stat(key).size
         except NotThere:
             yield f"{name} is missing"
             continue
         if size != expected["bytes"]:
             yield f"{name} has {size:,} bytes and should have {expected['bytes']:,}"
-        elif _sha256(folder, f"{place}/{name}", size) != expected["sha256"]:
+        elif _sha256(folder, key, size) != expected["sha256"]:
             yield f"{name} is corrupt: its checksum differs"
 
 

@@ -14,12 +14,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headway.core.errors import BadInput, HeadwayError, NoCheckpoint, RunFailed
+from headway.core.errors import BadInput, NoCheckpoint, RunFailed
 from headway.storage import local_path
 from headway.storage.base import TEMPORARY_PREFIX, Store
 from headway.training import determinism
+from headway.training.checkpoint.frozen import frozen_names
 from headway.training.checkpoint.index import CheckpointIndex
-from headway.training.checkpoint.reader import CheckpointReader, LoadedCheckpoint, SkippedCheckpoint
+from headway.training.checkpoint.reader import CheckpointReader, LoadedCheckpoint, SkippedCheckpoint, none_readable
+from headway.training.checkpoint.restore import read_together
 from headway.training.checkpoint.serialization import CheckpointDamaged, flatten
 from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot, lease_is_ours
 from headway.training.context import Session, log_line
@@ -123,45 +125,44 @@ class CheckpointManager:
         return loaded
 
     def _choose(self) -> LoadedCheckpoint | None:
-        """Choose the checkpoint on rank 0 and broadcast its step, so that all ranks resume from the same one."""
-        session = self._session
+        """Load the newest intact checkpoint, the same on all ranks; return None if the run never had one.
+
+        Every file is read by one rank, which verifies it and sends it to the others: the store serves each byte once.
+        """
+        session, group = self._session, self._session.group
         damaged: list[SkippedCheckpoint] = []
-        problem: HeadwayError | None = None
+        candidates: list[int] = []
+        if group.run_together(lambda: self._list_candidates(candidates) if session.is_first else None):
+            raise NoCheckpoint("rank 0 could not choose a checkpoint: see its log")
         loaded: LoadedCheckpoint | None = None
-        if session.is_first:
+        while loaded is None:
+            step = int(group.broadcast([float(candidates.pop() if candidates else -1)])[0])
+            if step < 0:
+                break
             try:
-                self._index.add_existing(self._reader.list_commits())
-                loaded = self._reader.load_newest(damaged)
-                if loaded is None:
-                    self._check_no_commit_lost()
-            except HeadwayError as error:
-                problem = error
-        choice = -2.0 if problem else float(loaded.step) if loaded else -1.0
-        choice = session.group.broadcast([choice])[0]
-        for damage in damaged:
-            log_line(f"the checkpoint of step {damage.step} is damaged and was skipped: {damage.why}")
-            session.event("damaged", step=damage.step, why=damage.why)
-            self._index.exclude(damage.step)
-        if problem is not None:
-            raise problem
+                loaded = read_together(self._reader, step, group)
+            except CheckpointDamaged as damage:
+                damaged.append(SkippedCheckpoint(step, str(damage)))
+        for damage_found in damaged if session.is_first else ():
+            log_line(f"the checkpoint of step {damage_found.step} is damaged and was skipped: {damage_found.why}")
+            session.event("damaged", step=damage_found.step, why=damage_found.why)
+            self._index.exclude(damage_found.step)
+        if damaged and loaded is None:
+            raise none_readable(session.store, damaged)
         if session.is_first and lease_is_ours(session.store, session.rank_info.attempt):
             self._reader.retry(self._index.rewrite)
             remove_stale_files(session.store)
-        if choice == -2:
-            raise NoCheckpoint("rank 0 could not choose a checkpoint: see its log")
-        if choice >= 0 and loaded is None:
-            loaded = self._load_chosen(int(choice))
         if loaded is not None:
             session.event("restored", step=loaded.step, fallback=bool(damaged))
         return loaded
 
-    def _load_chosen(self, step: int) -> LoadedCheckpoint:
-        try:
-            return self._reader.load(step)
-        except CheckpointDamaged as damage:
-            raise NoCheckpoint(
-                f"rank 0 could read the checkpoint of step {step}, but this rank could not: {damage}"
-            ) from None
+    def _list_candidates(self, steps: list[int]) -> None:
+        """Add the steps of all recorded checkpoints to `steps`."""
+        entries = self._reader.list_commits()
+        self._index.add_existing(entries)
+        if not entries:
+            self._check_no_commit_lost()
+        steps += [entry.step for entry in entries]
 
     def _check_no_commit_lost(self) -> None:
         """Raise NoCheckpoint if the events record a commit although no checkpoint is left."""
@@ -196,6 +197,9 @@ class CheckpointManager:
         self.scores = Scores(**run_state["scores"])
         self.data_state = run_state.get("data_state")
         self._start_position = self._position_key
+        if loaded.frozen and self._session.is_first:
+            _, tensors = flatten(self._state())
+            self.writer.frozen.adopt(loaded.frozen, loaded.manifest["frozen"], tensors)
         self._compare(run_state, loaded)
 
     def _compare(self, run_state: Mapping[str, Any], loaded: LoadedCheckpoint) -> None:
@@ -264,7 +268,7 @@ class CheckpointManager:
         if not self.objects:
             return
         _, tensors = flatten(self._state())
-        self.writer.prepare(tensors, self._replicated(tensors))
+        self.writer.prepare(tensors, self._replicated(tensors), frozen_names(self.objects, tensors))
 
     def save(self, *, epoch_ended: bool = False) -> None:
         """Snapshot the current state and write it in the background. Raises RunFailed if it is not finite."""
@@ -280,14 +284,15 @@ class CheckpointManager:
         self._names, self._score = [], None
         self.schedule.record_checkpoint()
         self._snapshot_position = self._position_key
-        self.writer.save(request, tensors, self._replicated(tensors))
+        self.writer.save(request, tensors, self._replicated(tensors), frozen_names(self.objects, tensors))
 
     def stage(self) -> None:
         """Snapshot the current state, to be written only if the run is stopped before the next snapshot."""
         if self.objects and not self.snapshot_is_current:
             self.require_finite()
             tree, tensors = flatten(self._state())
-            self.writer.stage(self._make_request(tree), tensors, self._replicated(tensors))
+            frozen = frozen_names(self.objects, tensors)
+            self.writer.stage(self._make_request(tree), tensors, self._replicated(tensors), frozen)
 
     def require_finite(self) -> None:
         """Raise RunFailed if weights are not finite: such a state is never saved, named or exported."""

@@ -26,6 +26,7 @@ from headway.rundir.layout import checkpoint_folder
 from headway.rundir.lease import LeaseLost
 from headway.storage.base import Store
 from headway.storage.transfer import MAX_PARALLEL, map_parallel
+from headway.training.checkpoint.frozen import FrozenFiles, FrozenSnapshot
 from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
 from headway.training.checkpoint.serialization import encode_record, read_record, with_checksum
 from headway.training.checkpoint.staging import Layout, StagingBuffer, partition_tensors, signature
@@ -93,6 +94,7 @@ class CheckpointRequest:
 class Snapshot:
     request: CheckpointRequest
     image: StagingBuffer
+    frozen: FrozenSnapshot
     ready: Any = None  # an event of the device, recorded after the copies
     done: threading.Event = field(default_factory=threading.Event)
     given_up: bool = False
@@ -133,6 +135,7 @@ class AsyncCheckpointWriter:
         self._device = None if device is None or device.type == "cpu" else device
         self._pin = self._device is not None and can_pin(self._device)
         self._flush_metrics = flush_metrics
+        self.frozen = FrozenFiles(store)
         self._retry = StoreRetry(control, self._check_give_up)
         self._change = threading.Condition()
         self._waiting: Snapshot | None = None
@@ -159,9 +162,9 @@ class AsyncCheckpointWriter:
         waiting = self._waiting
         return waiting is not None and (waiting.request.forever or bool(waiting.request.names))
 
-    def prepare(self, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> None:
+    def prepare(self, tensors: Mapping[str, Tensor], replicated: Sequence[str], frozen: Sequence[str] = ()) -> None:
         """Allocate the staging buffer, on a thread, before the first checkpoint is due."""
-        mine = self._own_tensors(tensors, replicated)
+        mine = self._own_tensors(tensors, replicated, frozen)
         threading.Thread(target=self._preallocate, args=(mine,), daemon=True).start()
 
     def _preallocate(self, mine: Mapping[str, Tensor]) -> None:
@@ -170,16 +173,31 @@ class AsyncCheckpointWriter:
             if not self._free and not self.busy:
                 self._free.append(image)
 
-    def save(self, request: CheckpointRequest, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> Snapshot:
-        """Copy the state and queue it for writing. Training waits for this call only."""
-        snapshot = self._copy(request, tensors, replicated)
+    def save(
+        self,
+        request: CheckpointRequest,
+        tensors: Mapping[str, Tensor],
+        replicated: Sequence[str],
+        frozen: Sequence[str] = (),
+    ) -> Snapshot:
+        """Copy the state and queue it for writing. Training waits for this call only.
+
+        `replicated` names tensors that are alike on all ranks, `frozen` those that do not learn.
+        """
+        snapshot = self._copy(request, tensors, replicated, frozen)
         self._queue(snapshot)
         return snapshot
 
-    def stage(self, request: CheckpointRequest, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> None:
+    def stage(
+        self,
+        request: CheckpointRequest,
+        tensors: Mapping[str, Tensor],
+        replicated: Sequence[str],
+        frozen: Sequence[str] = (),
+    ) -> None:
         """Copy the state without queueing it, in case the run is stopped before the next snapshot."""
         if self._waiting is None:  # otherwise there would be three snapshots
-            self._staged = self._copy(request, tensors, replicated)
+            self._staged = self._copy(request, tensors, replicated, frozen)
 
     def discard_staged(self) -> None:
         """Discard the held snapshot."""
@@ -194,12 +212,19 @@ class AsyncCheckpointWriter:
         if staged is not None:
             self._queue(staged)
 
-    def _copy(self, request: CheckpointRequest, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> Snapshot:
+    def _copy(
+        self,
+        request: CheckpointRequest,
+        tensors: Mapping[str, Tensor],
+        replicated: Sequence[str],
+        frozen: Sequence[str] = (),
+    ) -> Snapshot:
         began = time.perf_counter()
-        mine = self._own_tensors(tensors, replicated)
+        still = self.frozen.snapshot(frozen if self._slot.rank == 0 else (), tensors)
+        mine = self._own_tensors(tensors, replicated, frozen) | {name: tensors[name] for name in still.moved}
         image = self._take_buffer(mine, request)
         image.fill(mine)
-        snapshot = Snapshot(request, image)
+        snapshot = Snapshot(request, image, still)
         if self._device is not None:
             snapshot.ready = record_event(self._device)
         snapshot.request = replace(request, stall_s=time.perf_counter() - began)
@@ -226,8 +251,12 @@ class AsyncCheckpointWriter:
             self._change.notify_all()
         self._thread.join(timeout_s)
 
-    def _own_tensors(self, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> dict[str, Tensor]:
-        names = partition_tensors(tensors, replicated, self._slot.ranks)[self._slot.rank]
+    def _own_tensors(
+        self, tensors: Mapping[str, Tensor], replicated: Sequence[str], frozen: Sequence[str]
+    ) -> dict[str, Tensor]:
+        apart = set(frozen)
+        learning = {name: tensor for name, tensor in tensors.items() if name not in apart} if apart else tensors
+        names = partition_tensors(learning, replicated, self._slot.ranks)[self._slot.rank]
         return {name: tensors[name] for name in names}
 
     def _take_buffer(self, mine: Mapping[str, Tensor], request: CheckpointRequest) -> StagingBuffer:
@@ -296,13 +325,15 @@ class AsyncCheckpointWriter:
             retry(lambda: self._store.write(f"{folder}/{part}.json", encode_record(record)))
             return
         files = {f"{part}.safetensors": record, **self._wait_for_parts(request)}
-        self._commit(request, files)
+        written = 0 if snapshot.frozen.image is None else len(snapshot.frozen.image.bytes)
+        frozen = retry(lambda: self.frozen.write(snapshot.frozen))
+        self._commit(request, files, frozen)
         self.last_seconds = time.monotonic() - began
         self._control.event(
             "checkpoint",
             step=request.step,
             names=list(request.names),
-            bytes=sum(file["bytes"] for file in files.values()),
+            bytes=written + sum(file["bytes"] for file in files.values()),
             seconds=round(self.last_seconds, 3),
             stall_ms=round(request.stall_s * 1000, 2),
         )
@@ -342,7 +373,12 @@ class AsyncCheckpointWriter:
         except NotThere:
             return None
 
-    def _commit(self, request: CheckpointRequest, files: Mapping[str, Mapping[str, Any]]) -> None:
+    def _commit(
+        self,
+        request: CheckpointRequest,
+        files: Mapping[str, Mapping[str, Any]],
+        frozen: Mapping[str, Mapping[str, Any]],
+    ) -> None:
         """Write the state, the metrics, then the manifest: once a manifest is visible, everything else is complete."""
         folder, retry = checkpoint_folder(request.step), self._retry
         state_name = self._slot.part(0, request.turn).replace("-r0", "-state.json")
@@ -361,6 +397,8 @@ class AsyncCheckpointWriter:
             "state": {"name": state_name, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()},
             "files": dict(files),
         }
+        if frozen:
+            manifest["frozen"] = dict(frozen)
         retry(lambda: self._index.fenced_writer.write({f"{folder}/manifest.json": with_checksum(manifest)}))
         retry(self._index.fenced_writer.require_lease)  # if we stalled and lost the lease, nothing is ours to delete
         self.committed = request.step
@@ -368,6 +406,8 @@ class AsyncCheckpointWriter:
         entry = CheckpointEntry(request.step, request.epoch, request.names, request.score, request.forever)
         retry(lambda: self._index.record(entry))
         retry(self._index.prune)
+        if self.frozen.used:
+            retry(lambda: self.frozen.prune(frozen))
 
     def _delete_superseded(self, folder: str, turn: int, mine: set[str]) -> None:
         """Delete part records and the files of earlier snapshots of this step, from this or earlier attempts."""

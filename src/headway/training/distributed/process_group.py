@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,13 +14,15 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from headway.core.errors import BadInput, TargetError
+from headway.core.errors import BadInput, HeadwayError, TargetError
 from headway.supervisor.rendezvous import port_in_use_error
 from headway.training import devices
 from headway.training.distributed import grad_sync
 from headway.training.distributed.grad_sync import ReducedFlags
 from headway.training.rank_info import RankTopology
 
+_MESSAGE_S = 5.0  # between two messages of ranks that wait for each other
+_PIECE_BYTES = 64 << 20
 TIMEOUT = timedelta(minutes=5)  # by default torch waits up to 30 minutes, all billed, for a rank that died
 
 
@@ -104,6 +107,44 @@ class ProcessGroup:
         dist.broadcast(tensor, 0)
         return tensor.tolist()
 
+    def run_together(self, work: Callable[[], object]) -> HeadwayError | None:
+        """Run `work` on every rank until all are done, however long; return an error that stops all of them.
+
+        The ranks exchange a short message every few seconds, so that none waits longer in a collective, and a rank that
+        died is noticed. An error of this rank is raised here once all are done.
+        """
+        if self.world.size == 1:
+            work()
+            return None
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised below, on the main thread
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="headway-together", daemon=True)
+        thread.start()
+        pause_s, done, failed = 0.01, 0.0, 0.0
+        while done < self.world.size:
+            thread.join(pause_s)
+            ended = not thread.is_alive()
+            done, failed = self.all_reduce_sums([float(ended), float(ended and bool(errors))])
+            pause_s = min(2 * pause_s, _MESSAGE_S)
+        if errors:
+            raise errors[0]
+        return HeadwayError("another rank failed: see its log") if failed else None
+
+    def broadcast_bytes(self, body: bytearray | None, size: int, owner: int) -> bytearray:
+        """Return the owner's bytes on every rank, without copying those of the owner."""
+        held = bytearray(size) if body is None else body
+        if size:
+            whole = torch.frombuffer(held, dtype=torch.uint8)
+            for start in range(0, size, _PIECE_BYTES):
+                dist.broadcast(whole[start : start + _PIECE_BYTES], owner)
+        return held
+
     def broadcast_text(self, text: str) -> str:
         if self.world.size == 1:
             return text
@@ -113,7 +154,7 @@ class ProcessGroup:
         if self.world.rank == 0:
             letters.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
         dist.broadcast(letters, 0)
-        return bytes(letters.tolist()).decode()
+        return bytes(letters.numpy()).decode()
 
     def all_gather_text(self, text: str) -> list[str]:
         """Return every rank's text, in the order of ranks."""
@@ -123,8 +164,11 @@ class ProcessGroup:
         sizes = [0.0] * self.world.size
         sizes[self.world.rank] = float(len(body))
         sizes = self.all_reduce_sums(sizes)
+        if not any(sizes):
+            return [""] * len(sizes)
         mine = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-        mine[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        if body:
+            mine[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
         found = [torch.empty_like(mine) for _ in sizes]
         dist.all_gather(found, mine)
         return [bytes(each[: int(size)].tolist()).decode() for each, size in zip(found, sizes, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,7 @@ class Brightness:
         self.batches: list[int] = []
         self.hold: threading.Event | None = None
         self.begun = threading.Event()
+        self.batch_s = 0.0
 
     def prepare(self, instance: Instance) -> Any:
         if instance.get("text") == "refuse":
@@ -52,6 +54,8 @@ class Brightness:
         self.begun.set()
         if self.hold is not None:
             self.hold.wait(30)
+        if self.batch_s:
+            time.sleep(self.batch_s)  # as a model on another device takes
         if any(remark == "fail" for _, remark in prepared):
             raise ArithmeticError("told to")
         extra = {"explained": True} if explain else {}
@@ -87,7 +91,9 @@ def _served(model: Brightness, **settings: Any) -> Iterator[httpx.Client]:
     import uvicorn
 
     server = Server(model, Settings(name="bright", **{"limits": Limits(), **settings}))
-    config = uvicorn.Config(application(server), port=0, log_config=None, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        application(server), port=0, log_config=None, timeout_graceful_shutdown=5, http=server.connections.protocol()
+    )
     http = uvicorn.Server(config)
     thread = threading.Thread(target=http.run, daemon=True)
     thread.start()

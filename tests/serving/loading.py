@@ -98,9 +98,9 @@ def many_files() -> None:
 
 
 @contextmanager
-def brightness_server(*, queue: int) -> Iterator[tuple[int, int]]:
+def brightness_server(*, queue: int, batch_s: float = 0.0) -> Iterator[tuple[int, int]]:
     """The model of these tests behind the real server, in a process of its own: its port and its process."""
-    command = [sys.executable, "-m", "tests.serving.loading", str(queue)]
+    command = [sys.executable, "-m", "tests.serving.loading", str(queue), str(batch_s)]
     root = Path(__file__).parents[2]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
     try:
@@ -121,6 +121,7 @@ def resident(pid: int) -> int:
 
 def main() -> None:
     from headway.serving.app import Server, Settings
+    from headway.serving.fetching import fetcher
     from headway.serving.inputs import Limits
     from headway.serving.server import Address, listen, log_to_stderr, serve
     from tests.serving.conftest import Brightness
@@ -129,9 +130,11 @@ def main() -> None:
     log_to_stderr(quiet=True)
     model = Brightness()
     model.batches = _Nothing()
+    model.batch_s = float(sys.argv[2])
     address = Address(port=0)
     taken = listen(address)
-    server = Server(model, Settings(name="bright", limits=Limits(queue=int(sys.argv[1]))))
+    fetch = fetcher(Limits().body, public_only=False)
+    server = Server(model, Settings(name="bright", limits=Limits(queue=int(sys.argv[1])), fetch=fetch, warm=True))
     serve(server, taken, address, lambda port: print(port, flush=True))
 
 

@@ -202,8 +202,8 @@ def test_what_is_being_decoded_takes_up_room_too(served: Served, model: Brightne
 
 def test_no_answer_in_time_is_said(served: Served, model: Brightness) -> None:
     model.hold = threading.Event()
-    with served(limits=Limits(seconds=0.2)) as client:
-        assert "0.2 seconds" in told(ask(client, {"image": b64(png())}), 504)["detail"]
+    with served(limits=Limits(seconds=0.4)) as client:
+        assert "0.4 seconds" in told(ask(client, {"image": b64(png())}), 504)["detail"]
         model.hold.set()
 
 

@@ -295,6 +295,13 @@ def serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=30, metavar="S", help="time limit of a request, in seconds (default: 30)"
     )
+    parser.add_argument(
+        "--connections",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="open connections; idle ones make room (default: 2048)",
+    )
     parser.add_argument("--max-body", default="20MB", metavar="SIZE", help="largest request body (default: 20MB)")
     parser.add_argument(
         "--drain", type=float, default=0, metavar="S", help="seconds to report not ready before shutting down"
@@ -376,10 +383,19 @@ def _write_image(args: argparse.Namespace, named: str) -> int:
 def _limits(args: argparse.Namespace) -> Limits:
     from headway.serving.inputs import Limits
 
-    for name in ("batch", "queue", "timeout"):
+    for name in ("batch", "queue", "timeout", "connections"):
         if getattr(args, name) <= 0:
             raise BadInput(f"--{name} must be more than 0")
-    return Limits(body=size_of("--max-body", args.max_body), batch=args.batch, queue=args.queue, seconds=args.timeout)
+    body = size_of("--max-body", args.max_body)
+    in_all = max(200_000_000, 10 * body)
+    return Limits(
+        body=body,
+        bytes_in_all=in_all,
+        batch=args.batch,
+        queue=args.queue,
+        seconds=args.timeout,
+        connections=args.connections,
+    )
 
 
 def size_of(flag: str, text: str) -> int:
@@ -422,6 +438,7 @@ def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits, hosts: fro
         health_route=_route("AIP_HEALTH_ROUTE", "/health"),
         token=resolve(args.token) if args.token else None,
         hosts=hosts,
+        warm=True,
         fetch=fetcher(limits.body) if args.allow_urls else None,
     )
     service = open_service(bundle)

@@ -13,11 +13,12 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -30,9 +31,13 @@ from starlette.staticfiles import StaticFiles
 from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
 from headway.artifacts.predictor import PredictionError, PredictionService, bad_request
 from headway.serving import openapi
+from headway.serving.admission import Budget, Share
 from headway.serving.batching import Batcher
-from headway.serving.fetching import Fetch
-from headway.serving.inputs import Limits, Reader
+from headway.serving.connections import Connections, Deadlines
+from headway.serving.decoding import SMALL_PIXELS, DecoderPool, Encoded
+from headway.serving.fetching import FETCH_S, Fetch
+from headway.serving.forms import parse_form
+from headway.serving.inputs import Limits, Reader, Unfetched, Value, pixels_of, read_image
 from headway.serving.openapi import describe_openapi, page
 
 # Prometheus metrics
@@ -54,6 +59,9 @@ class ServingMetrics:
         )
         self.batches = Histogram("headway_batch_instances", "Instances per batch", registry=made, buckets=_BATCHES)
         self.model_seconds = Histogram("headway_model_seconds", "Model time per batch", registry=made, buckets=_SECONDS)
+        self.held_bytes = Gauge("headway_held_bytes", "Bytes of large bodies being received or decoded", registry=made)
+        self.held_pixels = Gauge("headway_held_pixels", "Pixels of large images being decoded", registry=made)
+        self.connections = Gauge("headway_connections", "Open connections", registry=made)
         self.waiting = Gauge("headway_waiting_instances", "Instances in the queue", registry=made)
         self.ready = Gauge("headway_ready", "1 if the server accepts requests", registry=made)
 
@@ -75,6 +83,7 @@ INDEX: Final = STATIC / "index.html"
 log = logging.getLogger("headway.serve")
 
 Handler = Callable[[Request], Awaitable[Response]]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +98,7 @@ class Settings:
     token: str | None = None
     hosts: frozenset[str] | None = None  # names of this server in the Host header (DNS rebinding); None: any
     fetch: Fetch | None = None
+    warm: bool = False  # start the decoder processes at once
 
 
 class Server:
@@ -97,13 +107,24 @@ class Server:
     def __init__(self, service: PredictionService, settings: Settings) -> None:
         self.settings, self.service, self.gauges = settings, service, ServingMetrics()
         self.draining = False
-        self._reader = Reader(service.fields, settings.limits, settings.fetch)
+        limits = settings.limits
+        self.bytes_, self.pixels = Budget(limits.bytes_in_all), Budget(limits.pixels_in_all)
+        self.connections = Connections(limits.connections, Deadlines(body=limits.seconds))
+        self._reader = Reader(service.fields, limits, urls=settings.fetch is not None)
         self._batcher: Batcher | None = None
+        self._decoders: DecoderPool | None = None
+        self._large_reader = ThreadPoolExecutor(1, thread_name_prefix="read")
+        self._fetchers = ThreadPoolExecutor(_FETCHES, thread_name_prefix="fetch")
         self.gauges.waiting.set_function(lambda: self._batcher.waiting if self._batcher else 0)
+        self.gauges.held_bytes.set_function(lambda: self.bytes_.used)
+        self.gauges.held_pixels.set_function(lambda: self.pixels.used)
+        self.gauges.connections.set_function(lambda: self.connections.open)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         limits = self.settings.limits
+        self._decoders = DecoderPool(most=limits.pixels, warm=self.settings.warm)
+        self._decoders.start()
         self._batcher = Batcher(
             lambda prepared, explain: self.service.answer(prepared, explain=explain),
             batch=limits.batch,
@@ -117,42 +138,135 @@ class Server:
         finally:
             self.gauges.ready.set(0)
             await self._batcher.stop()
-            self._batcher = None
+            await asyncio.to_thread(self._decoders.close)
+            self._large_reader.shutdown(wait=False, cancel_futures=True)
+            self._fetchers.shutdown(wait=False, cancel_futures=True)
+            self._batcher = self._decoders = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why requests are not answered: loading, draining, or a model that does not come back from a batch."""
+        if self._batcher is None:
+            return "loading"
+        if self.draining:
+            return "draining"
+        if (seconds := self._batcher.batch_seconds) > self.settings.limits.seconds:
+            return f"the model has worked on one batch for {seconds:.0f} seconds"
+        return None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether only a restart helps."""
+        return self._batcher is not None and self._batcher.batch_seconds > max(60.0, 2 * self.settings.limits.seconds)
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether the queue has been full, and requests refused, for seconds."""
+        return self._batcher is not None and self._batcher.full and self._batcher.overload.lasting
 
     @property
     def ready(self) -> bool:
-        return self._batcher is not None and not self.draining
+        return self.trouble is None
 
     async def predictions(self, body: Any) -> list[dict[str, Any]]:
-        """Read, prepare and answer everything in `{"instances": […], "parameters": {…}}` within the time limit."""
+        """Read, decode and answer everything in `{"instances": […], "parameters": {…}}`.
+
+        Cancelling it ends the work. Empties `body`, which may be large.
+        """
         instances = self._reader.instances_of(body)
         explain = _explain(body.get("parameters"))
-        if self._batcher is None:
+        if self._batcher is None or self._decoders is None:
             raise PredictionError(503, "the server is not ready", headers={"Retry-After": "1"})
-        waited = asyncio.wait_for(self._predict(self._batcher, instances, explain), self.settings.limits.seconds)
-        try:
-            return await waited
-        except asyncio.TimeoutError:
-            detail = f"the request took longer than {self.settings.limits.seconds:g} seconds"
-            raise PredictionError(504, detail, headers={"Retry-After": "5"}) from None
-
-    async def _predict(
-        self, batcher: Batcher, instances: Sequence[Mapping[str, Any]], explain: bool
-    ) -> list[dict[str, Any]]:
-        with batcher.reserve(len(instances)):
-            prepared = await asyncio.to_thread(self._prepare_all, instances)
+        batcher, decoders = self._batcher, self._decoders
+        with batcher.reserve(len(instances)), self.pixels.share(_too_many_pixels(self.pixels)) as share:
+            read = await self._read(instances)
+            body.clear()
+            instances.clear()
+            read = await self._fetched(read)
+            self._check_pixels(read, share)
+            prepared = await _all(self._prepared(decoders, each, number) for number, each in enumerate(read))
         return await batcher.predict(prepared, explain=explain)
 
-    def _prepare_all(self, instances: Sequence[Mapping[str, Any]]) -> list[Any]:
-        return [self._prepare(each, f"/instances/{number}") for number, each in enumerate(instances)]
+    async def _read(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
+        """Read in a thread what takes long; in one, as several would take turns with the event loop."""
+        size = sum(len(v) if isinstance(v, str | bytes) else 0 for each in instances for v in each.values())
+        if size < _LARGE:
+            return self._reader.read(instances)
+        return await asyncio.get_running_loop().run_in_executor(self._large_reader, self._reader.read, instances)
 
-    def _prepare(self, instance: Mapping[str, Any], at: str) -> Any:
-        read = self._reader.read(instance, at)
-        try:
-            return self.service.prepare(read)
-        except PredictionError as refusal:
-            refusal.at = refusal.at or at  # a recipe does not know the instance's index
-            raise
+    async def _fetched(self, read: list[dict[str, Value]]) -> list[dict[str, Value]]:
+        """Fetch all images that are URLs, within the time of one. Their sizes add up to no more than a body's."""
+        urls = [value for each in read for value in each.values() if isinstance(value, Unfetched)]
+        fetch, limits = self.settings.fetch, self.settings.limits
+        if not urls or fetch is None:
+            return read
+        with self.bytes_.share(_too_many_bytes()) as share:
+            share.add(limits.body)
+            loop = asyncio.get_running_loop()
+            waiting = _all(loop.run_in_executor(self._fetchers, fetch, each.url, each.at) for each in urls)
+            try:
+                bodies = await asyncio.wait_for(waiting, FETCH_S)
+            except asyncio.TimeoutError:
+                raise PredictionError(400, f"the URLs could not be fetched within {FETCH_S:g} seconds") from None
+            if sum(map(len, bodies)) > limits.body:
+                raise PredictionError(413, f"the files at the URLs are larger than {limits.body:,} bytes together")
+            found = dict(zip(urls, bodies, strict=True))
+            return await asyncio.to_thread(lambda: [self._with_bodies(each, found) for each in read])
+
+    def _with_bodies(self, values: Mapping[str, Value], found: Mapping[Unfetched, bytes]) -> dict[str, Value]:
+        most = self.settings.limits.pixels
+        return {
+            name: read_image(found[value], pixels=most, at=value.at) if isinstance(value, Unfetched) else value
+            for name, value in values.items()
+        }
+
+    def _check_pixels(self, read: Sequence[Mapping[str, Value]], share: Share) -> None:
+        """Refuse a request with too many pixels. Small images cost as little as text: the queue limits them."""
+        costs = [pixels_of(each) for each in read]
+        self._reader.check_pixels(sum(costs))
+        share.add(sum(cost for cost in costs if cost > SMALL_PIXELS))
+
+    async def _prepared(self, decoders: DecoderPool, values: Mapping[str, Value], number: int) -> Any:
+        images = {name: value for name, value in values.items() if isinstance(value, Encoded)}
+
+        def finish(pixels: Sequence[Any]) -> Any:
+            instance = {**values, **dict(zip(images, pixels, strict=True))}
+            try:
+                return self.service.prepare(instance)
+            except PredictionError as refusal:
+                refusal.at = refusal.at or f"/instances/{number}"  # a recipe does not know the instance's index
+                raise
+
+        return await decoders.run(list(images.values()), finish)
+
+
+_FETCHES: Final = 8  # of URLs, at once
+_LARGE: Final = 200_000  # characters of a request's images, whose reading takes more than a millisecond
+
+
+async def _all(works: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Return all results; after the first error, end the others, and wait until they have ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _too_many_pixels(budget: Budget) -> PredictionError:
+    seconds = max(1, round(budget.used / _PIXELS_PER_S))
+    return PredictionError(429, "too many large images are being decoded", headers={"Retry-After": str(seconds)})
+
+
+_PIXELS_PER_S: Final = 30_000_000  # roughly, of one core
+
+
+def _too_many_bytes() -> PredictionError:
+    headers = {"Retry-After": "1", "Connection": "close"}
+    return PredictionError(503, "too many large requests are being received", headers=headers)
 
 
 def application(server: Server) -> Starlette:
@@ -180,7 +294,7 @@ def application(server: Server) -> Starlette:
         route(f"/v2/models/{name}", handle.tensors, "GET"),
         route(f"/v2/models/{name}/ready", handle.ready, "GET", open_=True),
         route(f"/v2/models/{name}/infer", handle.infer, "POST"),
-        route(settings.health_route, handle.ready, "GET", open_=True),
+        route(settings.health_route, handle.healthy, "GET", open_=True),
         route("/live", handle.live, "GET", open_=True),
         route("/ready", handle.ready, "GET", open_=True),
         route("/metrics", handle.metrics, "GET"),
@@ -201,14 +315,38 @@ class _Handlers:
         self._static = StaticFiles(directory=STATIC)
 
     async def predict(self, request: Request) -> Response:
-        body = await _body(request, self._server.settings.limits)
-        return JSONResponse({"predictions": await self._server.predictions(body)})
+        with self._received() as share:
+            body = await _body(request, self._server.settings.limits, share)
+            predictions = await self._while_connected(request, self._server.predictions(body))
+        return JSONResponse({"predictions": predictions})
 
     async def infer(self, request: Request) -> Response:
-        body = await _json(request, self._server.settings.limits)
-        asked = openapi.instances_of(body, self._server.service.fields)
-        predictions = await self._server.predictions(asked)
-        return JSONResponse(openapi.answer(self._server.settings.name, predictions, body.get("id")))
+        with self._received() as share:
+            body = await _json(request, self._server.settings.limits, share)
+            asked, id_ = openapi.instances_of(body, self._server.service.fields), body.get("id")
+            body.clear()
+            predictions = await self._while_connected(request, self._server.predictions(asked))
+        return JSONResponse(openapi.answer(self._server.settings.name, predictions, id_))
+
+    def _received(self) -> AbstractContextManager[Share]:
+        return self._server.bytes_.share(_too_many_bytes())
+
+    async def _while_connected(self, request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await the work; end it if the client goes away, or after the time limit."""
+        seconds = self._server.settings.limits.seconds
+        working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({working, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            if gone.done():
+                raise ClientDisconnect
+            detail = f"the request took longer than {seconds:g} seconds"
+            raise PredictionError(504, detail, headers={"Retry-After": "5"})
+        finally:
+            for task in (working, gone):
+                task.cancel()
+            await asyncio.gather(working, gone, return_exceptions=True)
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"models": [self._server.settings.name]})
@@ -229,10 +367,18 @@ class _Handlers:
         return JSONResponse({**metadata, "inputs": inputs, **settings.card})
 
     async def live(self, _: Request) -> Response:
-        return JSONResponse({"live": True})
+        """Whether a restart would not help: false only if the model does not come back from a batch."""
+        stuck = self._server.stuck
+        reason = {"reason": self._server.trouble} if stuck else {}
+        return JSONResponse({"live": not stuck, **reason}, status_code=503 if stuck else 200)
 
     async def ready(self, _: Request) -> Response:
-        return JSONResponse({"ready": self._server.ready}, status_code=200 if self._server.ready else 503)
+        """Whether requests are accepted now."""
+        return _readiness(self._server.trouble or ("overloaded" if self._server.overloaded else None))
+
+    async def healthy(self, _: Request) -> Response:
+        """As `ready`, but true under overload: Vertex AI replaces a server that is not healthy."""
+        return _readiness(self._server.trouble)
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._server.gauges.page(), media_type=MEDIA_TYPE)
@@ -351,62 +497,67 @@ async def _not_found(request: Request, error: Any) -> Response:
     return _problem(PredictionError(404, "not found; /docs lists the paths"))
 
 
-async def _body(request: Request, limits: Limits) -> Any:
+def _readiness(trouble: str | None) -> Response:
+    reason = {} if trouble is None else {"reason": trouble}
+    return JSONResponse({"ready": trouble is None, **reason}, status_code=503 if trouble else 200)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, limits: Limits, share: Share) -> Any:
     """Read JSON, or a multipart form whose files and fields are one instance."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
-        return await _json(request, limits)
-    return await _form(request, await _bytes(request, limits))
+    kind = request.headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "multipart/form-data":
+        return await _json(request, limits, share)
+    return _instance_of(parse_form(kind, await _bytes(request, limits, share)))
 
 
-async def _json(request: Request, limits: Limits) -> Any:
+async def _json(request: Request, limits: Limits, share: Share) -> Any:
+    """Parse JSON. It has a bounded number of values and escapes, which cost more time and memory than bytes."""
+    body = await _bytes(request, limits, share)
+    if body.count(b",") > limits.instances * (limits.text + 64) or body.count(b"\\") > _MOST_ESCAPES:
+        raise PredictionError(413, "the body has too many values")
     try:
-        return json.loads(await _bytes(request, limits), parse_constant=_reject_nan)
+        return json.loads(body, parse_constant=_reject_nan)
     except RecursionError:
         raise bad_request("the body is nested too deeply") from None
     except ValueError as error:
         raise bad_request(f"the body is not JSON: {error}") from None
 
 
+_MOST_ESCAPES: Final = 500_000  # some clients escape each slash in base64
+_FREE: Final = 16_384  # bytes of a body that do not count: the number of connections limits them
+
+
 def _reject_nan(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-async def _bytes(request: Request, limits: Limits) -> bytes:
-    """Read the body; stop as soon as it exceeds the limit, whatever Content-Length says."""
-    parts, size = [], 0
+async def _bytes(request: Request, limits: Limits, share: Share) -> bytes:
+    """Read the body; stop as soon as it exceeds a limit, whatever Content-Length says."""
+    body = bytearray()
     async for part in request.stream():
-        size += len(part)
-        if size > limits.body:
-            raise PredictionError(
-                413, f"the body is larger than {limits.body:,} bytes", headers={"Connection": "close"}
-            )
-        parts.append(part)
-    return b"".join(parts)
+        if len(body) + len(part) > limits.body:
+            detail = f"the body is larger than {limits.body:,} bytes"
+            raise PredictionError(413, detail, headers={"Connection": "close"})
+        body += part
+        share.add(max(0, len(body) - _FREE) - share.taken)
+    return bytes(body)
 
 
-async def _form(request: Request, body: bytes) -> Any:
-    from starlette.formparsers import MultiPartException, MultiPartParser
-
-    async def once() -> AsyncGenerator[bytes, None]:
-        yield body
-
-    parser = MultiPartParser(request.headers, once(), max_files=8, max_fields=16, max_part_size=len(body) + 1)
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise bad_request(f"the form is invalid: {error.message}") from None
-    except KeyError:
-        raise bad_request("the form is invalid: its boundary is missing") from None
+def _instance_of(form: Sequence[tuple[str, str | bytes]]) -> Any:
     instance: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
-    for name, value in form.multi_items():
+    for name, value in form:
         if name == "explain" and isinstance(value, str):
             parameters["explain"] = value in ("1", "true", "on")
         elif name in instance:
             raise bad_request(f"{name!r} is in the form twice")
         else:
-            instance[name] = value if isinstance(value, str) else await value.read()
-    await form.close()
+            instance[name] = value
     return {"instances": [instance], "parameters": parameters}
 
 

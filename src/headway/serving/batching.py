@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headway.artifacts.predictor import Field, Instance, PredictionError, PredictionService
+from headway.serving.admission import Overload
 
 log = logging.getLogger("headway.serve")
 
@@ -48,6 +49,8 @@ class Batcher:
         self._work, self._batch, self._queue, self._on_batch = work, batch, queue, on_batch
         self._waiting: deque[_PendingRequest] = deque()
         self._reserved = 0  # reserved for inputs that are being decoded
+        self._batch_began: float | None = None
+        self.overload = Overload()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._pace = ThroughputEstimate()
@@ -56,6 +59,15 @@ class Batcher:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) + self._reserved >= self._queue
+
+    @property
+    def batch_seconds(self) -> float:
+        """Seconds for which the model has worked on the batch at hand."""
+        return 0.0 if self._batch_began is None else time.monotonic() - self._batch_began
 
     def start(self) -> None:
         self._loop_task = asyncio.create_task(self._run())
@@ -82,6 +94,7 @@ class Batcher:
         queued = len(self._waiting) + self._reserved
         if more > self._queue:
             raise PredictionError(413, f"{more} inputs: the queue holds at most {self._queue}", at="/instances")
+        self.overload.note(refused=queued + more > self._queue)
         if queued + more > self._queue:
             seconds = max(1, round(queued * self._pace.seconds_each))
             message = f"the queue is full: {queued} of at most {self._queue} inputs are waiting"
@@ -103,6 +116,7 @@ class Batcher:
         except BaseException:  # also after a timeout or a disconnect: the client no longer waits for these
             for each in asked:
                 each.answer.cancel()
+            self._waiting = deque(each for each in self._waiting if not each.answer.done())  # room for others
             raise
 
     async def _run(self) -> None:
@@ -114,7 +128,9 @@ class Batcher:
                 self._arrived.clear()
                 continue
             began = time.perf_counter()
+            self._batch_began = time.monotonic()
             answers = await loop.run_in_executor(self._thread, self._answers, batch)
+            self._batch_began = None
             seconds = time.perf_counter() - began
             self._pace.note(seconds, len(batch))
             self._on_batch(len(batch), seconds)

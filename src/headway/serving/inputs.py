@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 
-from headway.artifacts.predictor import Field, Instance, PredictionError, bad_request
-from headway.serving.fetching import Fetch
+from headway.artifacts.predictor import Field, PredictionError, bad_request
+from headway.serving import decoder
+from headway.serving.decoding import Encoded
 
 # Limits per request. Exceeding one is refused before it costs anything.
 
@@ -25,6 +23,10 @@ from headway.serving.fetching import Fetch
 class Limits:
     body: int = 20_000_000  # bytes of a request
     pixels: int = 40_000_000  # of a picture, as its header claims, before it is decoded
+    request_pixels: int = 100_000_000  # of all pictures of a request
+    pixels_in_all: int = 400_000_000  # of all requests that are being decoded; more are refused with 429
+    bytes_in_all: int = 200_000_000  # of all bodies that are being received or decoded; more are refused with 503
+    connections: int = 2048
     instances: int = 64  # in a request
     text: int = 5_000  # characters
     batch: int = 32  # instances given to the model at once
@@ -32,42 +34,38 @@ class Limits:
     seconds: float = 30.0  # until a request is answered with 504
 
 
-# Images from untrusted clients: the header is checked before any pixel is decoded.
-
-
-# Formats whose decoders are maintained against hostile files; Pillow knows many more.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+def read_image(body: bytes, *, pixels: int, at: str) -> Encoded:
+    """Check the header of an image; decode nothing. Raises PredictionError if it is no image, or too large."""
+    try:
+        return Encoded(body, decoder.size_of(body, pixels), at)
+    except decoder.BadImage as refusal:
+        raise PredictionError(refusal.status, refusal.reason, at=at) from None
 
 
 def decode_picture(body: bytes, *, pixels: int, at: str) -> NDArray[np.uint8]:
-    """Decode an image to upright RGB pixels (height, width, 3).
+    """Decode an image in this process to upright RGB pixels (height, width, 3).
 
     Raises PredictionError if it is no image, damaged or too large.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of bombs and of damage, which are handled below
-            with Image.open(io.BytesIO(body), formats=_FORMATS) as file:
-                width, height = file.size
-                if width * height > pixels:
-                    limit = f"at most {pixels // 1_000_000} million are allowed"
-                    raise PredictionError(413, f"the image has {width} × {height} pixels: {limit}", at=at)
-                return _upright(file)
-    except UnidentifiedImageError:
-        raise bad_request(f"this is not an image; supported formats: {', '.join(_FORMATS)}", at) from None
-    except (Image.DecompressionBombError, MemoryError):
-        raise PredictionError(413, "this image is too large", at=at) from None
-    except (OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, EOFError) as error:
-        raise bad_request(f"this image is damaged: {error}", at) from None
+        return np.asarray(decoder.decode(body, pixels))
+    except decoder.BadImage as refusal:
+        raise PredictionError(refusal.status, refusal.reason, at=at) from None
 
 
-def _upright(file: Any) -> NDArray[np.uint8]:
-    rotated = ImageOps.exif_transpose(file)
-    if rotated.mode in ("RGBA", "LA", "PA") or "transparency" in rotated.info:
-        rotated = rotated.convert("RGBA")
-        white = Image.new("RGBA", rotated.size, (255, 255, 255, 255))
-        rotated = Image.alpha_composite(white, rotated)
-    return np.asarray(rotated.convert("RGB"))
+@dataclass(frozen=True, slots=True)
+class Unfetched:
+    """A URL of an image that is still to be fetched."""
+
+    url: str
+    at: str
+
+
+Value = str | Encoded | Unfetched
+
+
+def pixels_of(values: Mapping[str, Value]) -> int:
+    return sum(value.pixels for value in values.values() if isinstance(value, Encoded))
 
 
 # Matches text that is not blank in both Python and JavaScript, whose \s differ.
@@ -75,11 +73,11 @@ HAS_LETTERS = "[^\\s\\u001c-\\u001f\\u0085\\ufeff]"
 
 
 class Reader:
-    """Reads the instances of one service. `fetch` is set if image URLs are allowed."""
+    """Reads the instances of one service. With `urls`, an image may be a URL."""
 
-    def __init__(self, fields: Sequence[Field], limits: Limits, fetch: Fetch | None = None) -> None:
+    def __init__(self, fields: Sequence[Field], limits: Limits, *, urls: bool = False) -> None:
         self._fields = {field.name: field for field in fields}
-        self._limits, self._fetch = limits, fetch
+        self._limits, self._urls = limits, urls
 
     def instances_of(self, body: Any) -> list[Mapping[str, Any]]:
         """Return the list in `{"instances": […]}`, each element an object. Values are not checked yet."""
@@ -107,15 +105,33 @@ class Reader:
                 raise bad_request(f"{name!r} is missing: an instance has {self._named()}", at)
         return instance
 
-    def read(self, instance: Mapping[str, Any], at: str) -> Instance:
-        """Decode the images and text of one instance. Run it in a thread: decoding images takes time."""
-        return {name: self._value(self._fields[name], value, f"{at}/{name}") for name, value in instance.items()}
+    def read(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
+        """Check the text and the headers of the images; decode none. Run it in a thread if the request is large."""
+        read: list[dict[str, Value]] = []
+        pixels = 0
+        for number, each in enumerate(instances):
+            at = f"/instances/{number}"
+            read.append({name: self._value(self._fields[name], value, f"{at}/{name}") for name, value in each.items()})
+            pixels += pixels_of(read[-1])
+            self.check_pixels(pixels)  # before the headers of the others are read
+        return read
 
-    def _value(self, field: Field, value: Any, at: str) -> Any:
+    def check_pixels(self, pixels: int) -> None:
+        """Raise PredictionError if the images of a request have too many pixels together."""
+        most = self._limits.request_pixels
+        if pixels > most:
+            detail = f"the images have more than {most // 1_000_000} million pixels together, the most of a request"
+            raise PredictionError(413, detail, at="/instances")
+
+    def _value(self, field: Field, value: Any, at: str) -> Value:
         if field.kind == "text":
             return self._text(value, at)
+        if isinstance(value, str) and value.startswith(("http://", "https://")):
+            if not self._urls:
+                raise bad_request("this server does not fetch URLs: send the image as base64", at)
+            return Unfetched(value, at)
         body = value if isinstance(value, bytes) else self._bytes(value, at)
-        return decode_picture(body, pixels=self._limits.pixels, at=at)
+        return read_image(body, pixels=self._limits.pixels, at=at)
 
     def _text(self, value: Any, at: str) -> str:
         if not isinstance(value, str) or not re.search(HAS_LETTERS, value):
@@ -133,10 +149,6 @@ class Reader:
             value = value["b64"]  # as in TensorFlow Serving
         if not isinstance(value, str):
             raise bad_request("an image must be a base64 string", at)
-        if value.startswith(("http://", "https://")):
-            if self._fetch is None:
-                raise bad_request("this server does not fetch URLs: send the image as base64", at)
-            return self._fetch(value, at)
         if value.startswith("data:"):
             value = value.partition(",")[2]
         try:

@@ -170,10 +170,13 @@ _SCHEMAS: dict[str, Any] = {
 _REFUSALS = {
     "400": "invalid request",
     "401": "the token is missing or wrong",
+    "403": "a page of another site may not send this",
+    "408": "the body did not arrive in time",
     "413": "the request is too large",
+    "421": "the Host header does not name this server",
     "429": "the queue is full; Retry-After says when to retry",
     "500": "the model failed",
-    "503": "not ready",
+    "503": "not ready, or too many large requests",
     "504": "timed out",
 }
 
@@ -195,7 +198,7 @@ def _answer(description: str, ref: str, kind: str = "application/json") -> dict[
 def _plain(summary: str, kind: str = "application/json") -> dict[str, Any]:
     answers = {
         "200": {"description": "the answer", "content": {kind: {}}},
-        "401": _answer(_REFUSALS["401"], "#/components/schemas/Problem", PROBLEM),
+        **{each: _answer(_REFUSALS[each], "#/components/schemas/Problem", PROBLEM) for each in ("401", "421")},
     }
     return {"summary": summary, "responses": answers}
 

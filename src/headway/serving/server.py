@@ -22,6 +22,7 @@ import uvicorn
 
 from headway.core.errors import BadInput
 from headway.serving.app import Server, application
+from headway.serving.connections import file_limit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +84,14 @@ def machine_names() -> tuple[str, ...]:
 
 def serve(server: Server, taken: socket.socket, address: Address, ready: Callable[[int], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. Calls `ready` with the port once requests are accepted."""
+    server.connections.most = file_limit(server.settings.limits.connections)
     config = uvicorn.Config(
         application(server),
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=65,  # longer than load balancers keep theirs, so that none sends to a closed one
+        http=server.connections.protocol(),
+        timeout_keep_alive=round(server.connections.deadlines.idle) + 1,  # ours is first
         timeout_graceful_shutdown=round(server.settings.limits.seconds) + 1,
         backlog=4096,
     )

@@ -28,7 +28,7 @@ from headway.serving.decoder import ANSWER, OK, REQUEST
 T = TypeVar("T")
 SMALL_PIXELS: Final = 2_000_000  # of an instance that takes the fast lane
 SMALL_S: Final = 1.0  # after which it is moved to the slow one
-LARGE_S: Final = 10.0
+LARGE_S: Final = 20.0
 _NICE: Final = 10  # of the slow lane
 Pixels = NDArray[np.uint8]
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headway.packaging import code
 from tests.servers import processes
 
 # A busy machine is not a failure: generated examples have no deadline, and may take their time to be made.
@@ -67,6 +70,27 @@ def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
     for item in items:
         if item.get_closest_marker(marker):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_wheel() -> Iterator[None]:
+    """Make Headway's own wheel once. Tests have a HEADWAY_HOME of their own, and each would make it again."""
+    make, made = code._make_wheel, dict[str, tuple[str, bytes]]()
+
+    def copy(package: Path, files: list[os.DirEntry[str]]) -> tuple[str, str]:
+        key = code._fingerprint(files)
+        if key not in made:
+            name, _ = make(package, files)
+            made[key] = name, code.wheel_path(name).read_bytes()
+        name, body = made[key]
+        path = code.wheel_path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+        return name, hashlib.sha256(body).hexdigest()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(code, "_make_wheel", copy)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,7 @@ def graph(module: nn.Module, **more: object) -> Graph:
     return Graph(**{**given, **more})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_an_exported_program_is_read_back_and_takes_other_sizes(tmp_path: Path) -> None:
     made = write_pt2(graph(Scale().eval(), more=[{"x": torch.rand(7, 2)}]), tmp_path)
     assert made["largest_difference"] == 0
@@ -104,6 +105,7 @@ class Fickle(Scale):
         return super().forward(x) + (1.0 if torch.compiler.is_compiling() else 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [write_onnx, write_pt2])
 def test_a_graph_that_answers_otherwise_is_refused(tmp_path: Path, write: object) -> None:
     pytest.importorskip("onnxruntime")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from headway.cli.dispatch import locate
 from headway.launcher import lifecycle
 from headway.targets.local.target import LocalTarget
@@ -21,6 +23,7 @@ def mine(name: str) -> list[str]:
     return [handle.run for handle in LocalTarget().list_runs() if handle.run == name]
 
 
+@pytest.mark.slow
 def test_after_a_failure_the_place_is_kept_until_it_is_taken_down(headway: Headway) -> None:
     failing()
     said = headway("run", "--name", "kept-one", "--keep-on-failure", "10m")
@@ -34,6 +37,7 @@ def test_after_a_failure_the_place_is_kept_until_it_is_taken_down(headway: Headw
     assert not mine("kept-one")
 
 
+@pytest.mark.slow
 def test_a_copy_of_what_is_kept_is_not_kept(headway: Headway) -> None:
     failing()
     assert headway("run", "--name", "kept-four", "--keep-on-failure", "10m").code == 1
@@ -45,6 +49,7 @@ def test_a_copy_of_what_is_kept_is_not_kept(headway: Headway) -> None:
     assert not mine("kept-four")
 
 
+@pytest.mark.slow
 def test_what_is_kept_ends_by_itself(headway: Headway) -> None:
     failing()
     assert headway("run", "--name", "kept-two", "--keep-on-failure", "2s").code == 1

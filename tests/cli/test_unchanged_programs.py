@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Headway
 from tests.waiting import wait_until
 
@@ -29,6 +31,7 @@ def write_job() -> Path:
     return gate
 
 
+@pytest.mark.slow
 def test_progress_and_metrics_of_an_unchanged_script_are_shown_by_every_verb(headway: Headway) -> None:
     gate = write_job()
     assert headway("run", "--name", "one", "--detach").code == 0

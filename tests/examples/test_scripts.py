@@ -88,6 +88,7 @@ def test_an_import_and_five_lines_are_all_that_a_plain_script_needs() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_script_of_any_framework_goes_on_with_its_own_files(headway: Any, tmp_path: Path) -> None:
     unbroken = subprocess.run(
         [sys.executable, EXAMPLES / "any-framework" / "train.py"], cwd=tmp_path, capture_output=True, check=False
@@ -111,6 +112,7 @@ def test_a_script_of_any_framework_goes_on_with_its_own_files(headway: Any, tmp_
     assert folder.store.read("files/model.json") == (tmp_path / "files" / "model.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_script_of_any_framework_survives_kill_9(headway: Any, tmp_path: Path) -> None:
     """The supervisor restarts it in place, with the files that it had."""
     crashing = tmp_path / "crashing"

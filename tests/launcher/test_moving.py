@@ -61,6 +61,7 @@ def finished(hold: RunHandle) -> list[str]:
     return counted(hold)
 
 
+@pytest.mark.slow
 def test_it_goes_on_on_another_target_where_it_was(job_of: Callable[..., Job]) -> None:
     hold = stopped(job_of())
     again = lifecycle.resume(hold.url, move=Migration(on="other"))
@@ -73,6 +74,7 @@ def test_it_goes_on_on_another_target_where_it_was(job_of: Callable[..., Job]) -
     assert lifecycle.observe(hold.url).exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_recorded_code_goes_on_whatever_was_edited_since_unless_asked_for(
     job_of: Callable[..., Job], tmp_path: Path
 ) -> None:

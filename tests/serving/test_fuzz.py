@@ -18,6 +18,7 @@ Served = Callable[..., Any]
 EXAMPLES = 30  # of each operation, good and bad
 
 
+@pytest.mark.slow
 def test_whatever_is_sent_is_answered_as_the_description_says(served: Served) -> None:
     with served(limits=Limits(body=100_000)) as client:
         config = {"checks": {"negative_data_rejection": {"expected-statuses": REFUSED}}}

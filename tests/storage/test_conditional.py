@@ -39,6 +39,7 @@ def test_a_store_that_ignores_conditions_is_refused_and_left_clean(ignored: str)
     assert list(store.list()) == []
 
 
+@pytest.mark.slow
 def test_s3rver_ignores_conditions_and_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "S3RVER")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "S3RVER")

@@ -38,6 +38,7 @@ class TestS3(StoreContract):
         return lambda: open_store(f"s3://bucket/{folder_name}")
 
 
+@pytest.mark.slow
 class TestAzure(StoreContract):
     """Azurite, with its connection string."""
 

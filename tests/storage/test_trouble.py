@@ -78,6 +78,7 @@ def test_a_missing_s3_bucket_is_named_by_every_verb(
             verb()
 
 
+@pytest.mark.slow
 def test_a_missing_azure_container_is_named_by_every_verb(
     azurite_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_no_permission_on_s3_names_the_policy(s3: Callable[[int, str], Store], t
             verb()
 
 
+@pytest.mark.slow
 def test_no_permission_on_azure_names_the_role(
     azurite_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -274,6 +276,7 @@ def test_a_claim_that_failed_and_was_then_taken_is_a_conflict(gcs: GcsServer) ->
         ours.write("claim", b"same", when=ABSENT)
 
 
+@pytest.mark.slow
 def test_a_lost_answer_on_s3_and_azure_is_found_again_too(
     moto_url: str, azurite_url: str, monkeypatch: pytest.MonkeyPatch, folder_name: str
 ) -> None:

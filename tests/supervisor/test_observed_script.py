@@ -37,6 +37,7 @@ def curve(case: Case, name: str) -> list[tuple[float, float]]:
     return list(zip(curves[name].steps, curves[name].values, strict=True))
 
 
+@pytest.mark.slow
 def test_the_bars_of_tqdm_are_progress_while_it_runs_and_curves_afterwards(make: Make) -> None:
     case = make(TQDM)
     supervisor = case.start()
@@ -53,6 +54,7 @@ def test_the_bars_of_tqdm_are_progress_while_it_runs_and_curves_afterwards(make:
     assert len(case.log()) == 4
 
 
+@pytest.mark.slow
 def test_event_files_below_the_working_folder_are_curves(make: Make) -> None:
     pytest.importorskip("tensorboardX")
     case = make("""
@@ -78,6 +80,7 @@ def test_a_pattern_of_the_job_is_read(make: Make) -> None:
     assert curve(case, "reward") == [(7.0, 1.5)]
 
 
+@pytest.mark.slow
 def test_a_script_that_reports_by_itself_is_not_read(make: Make) -> None:
     case = make("""
         control(progress={"step": 3, "steps": 9}, step=3)

@@ -191,6 +191,7 @@ NOTEBOOK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_notebook_is_executed_with_its_parameters_and_kept_filled_in(make: Make, fails: bool) -> None:
     pytest.importorskip("nbclient", reason="nbclient is not installed")
@@ -213,6 +214,7 @@ def test_a_notebook_is_executed_with_its_parameters_and_kept_filled_in(make: Mak
     assert any("rows 5" in "".join(out.get("text", "")) for cell in saved["cells"] for out in cell.get("outputs", []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("args", "code", "line"), [("rows=5", 0, "rows 5"), ("row=5", 2, "no cell of the notebook")])
 def test_a_parameter_follows_the_cell_that_assigns_it_and_an_unknown_one_is_refused(
     make: Make, args: str, code: int, line: str

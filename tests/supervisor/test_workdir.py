@@ -289,6 +289,7 @@ def test_on_a_billed_machine_it_is_not_started_again_by_itself(make: Make) -> No
     assert keys(case) == ["files/workdir/out/checkpoint", "files/workdir/out/only-1"]
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_its_place_starts_again_refuses_to_train_again_for_money(make: Make) -> None:
     case = make(SCRIPT + "\n    mark('up'); wait('go')\n", resume="beginning", price=PRICE)
     case.folder.write_json(SUBMISSION, {"attempts": [{"after": 0}]})

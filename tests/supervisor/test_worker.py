@@ -414,6 +414,7 @@ def test_what_a_rank_leaves_running_is_ended_with_it(make: Make) -> None:
     assert case.log() == ["done"]
 
 
+@pytest.mark.slow
 def test_orphans_of_the_ranks_are_buried(make: Make) -> None:
     case = make("""
         orphan = ["-c", "import os; open('%s', 'w').write(str(os.getpid()))" % (HERE / "orphan")]
@@ -428,6 +429,7 @@ def test_orphans_of_the_ranks_are_buried(make: Make) -> None:
     assert supervisor.ends() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="a pid namespace of one's own needs root")
 def test_as_process_1_it_heeds_signals_and_buries_orphans(make: Make) -> None:
     case = make("""
@@ -525,6 +527,7 @@ def test_ranks_that_overrun_the_budget_are_stopped(make: Make) -> None:
     assert case.log() == ["saved"]
 
 
+@pytest.mark.slow
 def test_the_grace_period_lies_inside_the_budget(make: Make) -> None:
     case = make(
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('up'); wait()",

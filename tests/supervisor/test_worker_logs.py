@@ -74,6 +74,7 @@ def test_a_progress_bar_is_one_line_and_escape_codes_are_left_out(make: Make) ->
     assert raw(case) == b"red\n100%|#| it/s\nwindows\n"
 
 
+@pytest.mark.slow
 def test_a_finished_bar_is_in_the_log_while_the_script_goes_on(make: Make) -> None:
     case = make(r"""
         os.write(2, b"\r 50%|#| it/s\r100%|#| it/s\n")
@@ -117,6 +118,7 @@ def test_output_is_shown_with_its_rank_where_nobody_reads_a_spool(make: Make) ->
     assert "[rank 1] hello\n" in case.explain()
 
 
+@pytest.mark.slow
 def test_a_reader_of_standard_output_who_falls_asleep_stalls_nobody(make: Make, tmp_path: Path) -> None:
     import os
     import subprocess
@@ -201,6 +203,7 @@ def test_a_secret_that_cannot_be_had_is_bad_input_before_anything_starts(make: M
 # -- a store that is down ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_the_store_is_down_and_nothing_is_lost(make: Make) -> None:
     case = make("""
         mark("up")
@@ -233,6 +236,7 @@ def test_training_goes_on_while_the_store_is_down_and_nothing_is_lost(make: Make
     assert supervisor.printed.count("the store is unreachable") == 1
 
 
+@pytest.mark.slow
 def test_an_end_that_the_store_does_not_take_asks_to_be_started_again(make: Make) -> None:
     case = make("mark('up'); wait('go')")
     supervisor = case.start(HEADWAY_TIMING=timing_with(case.env, flush=0.5))

@@ -101,6 +101,7 @@ SURVIVOR = """
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_on_one_node_restarts_all_of_them_under_one_number(make: Make) -> None:
     case = make(SURVIVOR, nodes=2, processes=2)
     gang = Gang(case, 2)
@@ -115,6 +116,7 @@ def test_a_rank_that_dies_on_one_node_restarts_all_of_them_under_one_number(make
     assert [event["count"] for event in case.events("restart")] == [1]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_is_waited_for_and_joins_again(make: Make) -> None:
     case = make(SURVIVOR, nodes=2)
     gang = Gang(case, 2)
@@ -129,6 +131,7 @@ def test_a_node_that_is_killed_is_waited_for_and_joins_again(make: Make) -> None
     assert "node 1 of 2 disconnected" in case.events("restart")[0]["reason"]
 
 
+@pytest.mark.slow
 def test_when_node_0_is_killed_the_others_end_their_ranks_and_meet_its_successor(make: Make) -> None:
     case = make(SURVIVOR, nodes=2)
     gang = Gang(case, 2)
@@ -170,6 +173,7 @@ def test_a_run_that_is_given_up_ends_every_node_with_the_same_code(make: Make) -
     assert case.ended["rank"] == 1
 
 
+@pytest.mark.slow
 def test_a_node_that_never_came_is_named(make: Make) -> None:
     case = make("mark('up')", nodes=4)
     gang = Gang(case, 0)

@@ -266,6 +266,7 @@ class TestLocal(TargetContract):
             again.down()
         assert not Path(hold.url).exists()
 
+    @pytest.mark.slow
     def test_a_folder_that_is_moved_while_its_run_lives_is_not_made_two_runs(
         self, start: Callable[..., RunHandle], target: Target, tmp_path: Path
     ) -> None:

@@ -60,6 +60,7 @@ def test_it_runs_logs_and_is_cleared_from_this_machine(
     assert [line.text for line in lifecycle.logs(hold.url, rank=0)] == list(lines)
 
 
+@pytest.mark.slow
 def test_what_was_printed_before_a_kill_is_not_lost(start: Callable[[FakeBehaviour], RunHandle]) -> None:
     hold = start(WAITS)
     wait_until(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it prints")

@@ -55,6 +55,7 @@ def test_a_traceback_names_the_users_own_file(project: Path) -> None:
     assert f'File "{project}/train.py", line' in done.stdout
 
 
+@pytest.mark.slow
 def test_a_second_run_gets_a_copy_with_the_data_and_says_so(project: Path) -> None:
     (project / "wait").write_text("")
     first = headway(project, "run", "--name", "one", "--detach")
@@ -85,6 +86,7 @@ def test_a_resume_runs_the_recorded_code_in_a_copy_after_the_code_has_changed(pr
     assert (project / "train.py").read_text() == "print('other code')\n"
 
 
+@pytest.mark.slow
 def test_a_file_that_was_changed_since_is_not_overwritten_by_a_restore(project: Path) -> None:
     source = SCRIPT.replace('sys.argv[1] if len(sys.argv) > 1 else "first"', '"first"')
     (project / "train.py").write_text(f"# resume_from_checkpoint\nimport torch_load_stub as torch\n{source}")
@@ -136,6 +138,7 @@ def _counts(project: Path) -> Path:
     return project
 
 
+@pytest.mark.slow
 def test_a_resume_after_one_in_a_copy_continues_from_that_one(counts: Path) -> None:
     (counts / "fail").touch()
     saved = counts / "runs/one/files/workdir/checkpoints/last.pt"
@@ -150,6 +153,7 @@ def test_a_resume_after_one_in_a_copy_continues_from_that_one(counts: Path) -> N
     assert (saved.read_text(), (counts / "checkpoints/last.pt").read_text()) == ("3", "1")
 
 
+@pytest.mark.slow
 def test_a_run_does_not_continue_from_another_runs_checkpoint(counts: Path) -> None:
     assert headway(counts, "run", "--name", "one").returncode == 0
     (counts / "early").touch()
@@ -166,6 +170,7 @@ def test_a_run_does_not_continue_from_another_runs_checkpoint(counts: Path) -> N
     assert "resume: adds --resume" in resumed.stdout
 
 
+@pytest.mark.slow
 def test_a_file_is_kept_although_the_run_before_wrote_the_same(counts: Path) -> None:
     for name in ("one", "two"):
         assert headway(counts, "run", "--name", name).returncode == 0

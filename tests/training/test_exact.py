@@ -197,6 +197,7 @@ def test_signals_that_come_together_are_one_request(tmp_path: Path, straight: di
     assert_same(case, straight[1])
 
 
+@pytest.mark.slow
 def test_a_stop_that_cannot_finish_its_checkpoint_still_ends_in_time(tmp_path: Path, straight: dict[int, Case]) -> None:
     case = Case(tmp_path, grace_s=6.0)
     assert case.train(TEST_OPTIONS=options(term_at=7, slow_store_from=7)) == [143]

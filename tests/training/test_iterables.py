@@ -252,6 +252,7 @@ def seen_by(case: Case) -> list[dict[int, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_share_a_stream_of_unknown_length_and_resume_it(tmp_path: Path, ranks: int, split: bool) -> None:

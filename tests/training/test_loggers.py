@@ -175,6 +175,7 @@ def shadow(folder: Path, package: str, code: str) -> None:
     (folder / package / "__init__.py").write_text(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -270,6 +271,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_steps_sent_by_a_killed_attempt_are_not_sent_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store of the user's own: asked how far it is."""
     pytest.importorskip("mlflow")

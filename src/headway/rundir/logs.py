@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from heapq import merge
 from pathlib import Path
 
+from headway.core.retry import Backoff
 from headway.core.types import LogLine
 from headway.rundir.layout import RunFolder, Segment, parse_log, rank_of, read_lines, segments
 
 POLL_S, REMOTE_POLL_S = 0.2, 1.0  # poll interval of a spool on this machine, and of a remote folder
+_FIRST_POLL_S = 0.05  # until there is a spool: it is about to appear if the run starts on this machine
 Key = tuple[int, str]  # attempt, writer
 _SPOOLED = re.compile(r"a(\d{4,})-([a-z]\d*)\.log")
 
@@ -30,14 +32,14 @@ def tail(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogLine]:
     """Yield all lines so far; then, if `ended` is given (whether the run has ended), new lines until the end."""
-    follower = _LogFollower(folder, spool)
+    follower, backoff = _LogFollower(folder, spool), Backoff(_FIRST_POLL_S, REMOTE_POLL_S)
     while True:
         last = ended is None or ended()  # checked before reading: lines printed before the end can then be read
         follower.discover()
         yield from follower.new_lines(rank, last)
         if last:
             return
-        sleep(POLL_S if follower.spooled else REMOTE_POLL_S)
+        sleep(POLL_S if follower.spooled else backoff.next_s())
 
 
 class _LogFollower:

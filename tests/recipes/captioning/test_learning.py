@@ -15,6 +15,7 @@ WORDS = Vocabulary([*SPECIAL, *"abcdef"])
 SAID = [[4, 5, 6], [5, 5, 7, 8], [9, 4], [8, 6, 5, 4, 9], [6], [7, 9, 9, 4]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -6,7 +6,9 @@ import hashlib
 import os
 import re
 import signal
+import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headway.packaging import code
+from tests.left_behind import SESSION, left_behind
 from tests.servers import processes
+from tests.waiting import wait_until
 
 # A busy machine is not a failure: generated examples have no deadline, and may take their time to be made.
 BUSY: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -36,6 +40,10 @@ DAEMONS = {
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Children inherit it. Workers of xdist, and a pytest that a test starts, belong to this session.
+STARTED_HERE = SESSION not in os.environ
+os.environ.setdefault(SESSION, f"{os.getpid()}-{time.time_ns()}")
+
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(torch|safetensors)'")
 
 
@@ -51,6 +59,16 @@ def pytest_make_collect_report(
         where = str(getattr(collector, "path", collector.nodeid))
         report.longrepr = (where, 0, f"Skipped: {lacking[1]} is not installed")
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the processes that tests have left behind."""
+    if not STARTED_HERE:
+        return
+    with suppress(AssertionError):
+        wait_until(lambda: not left_behind(os.environ[SESSION]), within_s=10.0)  # some are just ending
+    for process in left_behind(os.environ[SESSION]):
+        terminalreporter.write_line(f"LEFT BEHIND {process}", red=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

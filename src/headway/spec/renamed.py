@@ -20,7 +20,7 @@ class FormerKey(Protocol):
     """A former spelling or meaning of an option."""
 
     @property
-    def to(self) -> str:
+    def new_name(self) -> str:
         """The option that replaces it."""
 
     def applies(self, value: Any) -> bool:
@@ -40,7 +40,7 @@ class FormerKey(Protocol):
 class Renamed:
     """An option with a new name or, if `values` has any, with new values."""
 
-    to: str
+    new_name: str
     values: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)  # former value -> current options
 
     def applies(self, value: Any) -> bool:
@@ -50,11 +50,11 @@ class Renamed:
         for former, today in self.values.items():
             if _same(value, former):
                 return dict(today)
-        return {self.to: value}
+        return {self.new_name: value}
 
     def change(self, value: Any) -> str:
         listed = self.values and self.applies(value)
-        return f" is now {written(self.translate(value)) if listed else self.to}"
+        return f" is now {written(self.translate(value)) if listed else self.new_name}"
 
     def instead(self, value: Any) -> str:
         return ""
@@ -71,7 +71,7 @@ class ShareOfSteps:
     The total is known only during training, so a recorded share is kept, as an option that job files do not have.
     """
 
-    to: str
+    new_name: str
     kept: str  # the option of records
     default: float  # the share that the current default corresponds to
 
@@ -80,18 +80,18 @@ class ShareOfSteps:
 
     def translate(self, value: Any) -> dict[str, Any]:
         if not value:
-            return {self.to: 0}
-        return {self.to: None} if value == self.default else {self.to: None, self.kept: value}
+            return {self.new_name: 0}
+        return {self.new_name: None} if value == self.default else {self.new_name: None, self.kept: value}
 
     def change(self, value: Any) -> str:
-        return f": {self.to} is a number of steps, no longer a share of them"
+        return f": {self.new_name} is a number of steps, no longer a share of them"
 
     def instead(self, value: Any) -> str:
         if value == self.default:
             return f"remove it: {value:g} of the steps is the default"
         if not value:
             return ""
-        steps = f"{self.to}: {round(2000 * value)} for {value:g} of 2,000 steps"
+        steps = f"{self.new_name}: {round(2000 * value)} for {value:g} of 2,000 steps"
         return f"write the number of steps, such as {steps} (epochs × samples / batch_size)"
 
 

@@ -275,7 +275,7 @@ def read_dataclass(
 def _instead(node: Node, former: FormerKey, path: str) -> str:
     """Return what to write instead of a former spelling."""
     if isinstance(node.value, (dict, tuple)) or not former.applies(node.value):
-        return f"write {former.to}: …"
+        return f"write {former.new_name}: …"
     today = former.translate(node.value)
     return former.instead(node.value) or f"write {overrides(today, path) if node.loose else written(today)}"
 

@@ -114,9 +114,9 @@ def sources_of(plan: Plan) -> MetricSources | None:
     return chosen_sources(entries)
 
 
-def starts_fresh(plan: Plan, former: int) -> bool:
+def starts_fresh(plan: Plan, last_attempt: int) -> bool:
     """Return whether metrics of earlier attempts are void when the script starts again."""
-    return bool(former) and plan.resume == BEGINNING
+    return bool(last_attempt) and plan.resume == BEGINNING
 
 
 # The end of a program that does not exit by itself

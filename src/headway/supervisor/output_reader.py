@@ -374,14 +374,14 @@ def _time_limit(seconds: float) -> Iterator[None]:
         if armed:  # a signal that is handled only after the block has ended must not raise
             raise _TooSlow("too slow")
 
-    former = signal.signal(signal.SIGALRM, interrupt)
+    earlier = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
+        signal.signal(signal.SIGALRM, earlier)
 
 
 def _number(text: str | None) -> float | None:

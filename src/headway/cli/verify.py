@@ -33,11 +33,14 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
         "-f", "--file", metavar="FILE", help=f"also check this job file (default: {DEFAULT}, if it exists)"
     )
     parser.add_argument("--on", metavar="TARGET", help="also check this target of the job file, or kind of target")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
+                        help="override a key of the job file, as for `headway run`")  # fmt: skip
     add_json(parser)
 
 
 def doctor_command(args: argparse.Namespace) -> int:
-    findings = [*_machine(), *_extras(), *_plugins(), *_index(), *_job(args.file), *_target(args.file, args.on)]
+    findings = [*_machine(), *_extras(), *_plugins(), *_index(), *_job(args.file, args.changes)]
+    findings += _target(args.file, args.on, args.changes)
     if args.json:
         print(as_json([asdict(finding) for finding in findings]))
     else:
@@ -125,13 +128,13 @@ def _index() -> Iterator[Finding]:
     yield Finding("note", messages[0]) if messages else Finding("ok", f"{count} runs in this machine's index")
 
 
-def _job(file: str | None) -> Iterator[Finding]:
+def _job(file: str | None, changes: Sequence[str]) -> Iterator[Finding]:
     if file is None and not Path(DEFAULT).exists():
         return
     from headway.spec import Job
 
     try:
-        job = Job.load(Path(file or DEFAULT))
+        job = Job.load(Path(file or DEFAULT), set=changes)
     except HeadwayError as error:
         yield Finding("bad", str(error))
         return
@@ -140,7 +143,7 @@ def _job(file: str | None) -> Iterator[Finding]:
     yield from (_secret(name, secret.ref) for name, secret in job.secrets.items())
 
 
-def _target(file: str | None, on: str | None) -> Iterator[Finding]:
+def _target(file: str | None, on: str | None, changes: Sequence[str]) -> Iterator[Finding]:
     """Yield what would stop the job on the target, the target's own findings, and what stays billed there."""
     if on is None:
         return
@@ -149,9 +152,10 @@ def _target(file: str | None, on: str | None) -> Iterator[Finding]:
     from headway.spec import Job
 
     try:
-        job = Job.load(Path(file or DEFAULT)) if file or Path(DEFAULT).exists() else Job(name="job", script="none.py")
+        given = file or Path(DEFAULT).exists()
+        job = Job.load(Path(file or DEFAULT), set=changes) if given else Job(name="job", script="none.py")
         target = targets.make(job, on)
-        if file or Path(DEFAULT).exists():
+        if given:
             yield from (
                 Finding("bad", f"{problem.where}: {problem.what}", problem.fix) for problem in target.check(job)
             )

@@ -348,6 +348,7 @@ class TargetPlugin:
         own_python: Whether runs use a Python environment of this machine, to which a user adds packages with pip.
         list_price_factor: Factor on Google's list prices by which it bills; None if it bills nothing by itself.
         configured: Function that reads further options from this machine's configuration, as "module:function".
+        has_pods: Whether a run's nodes are pods of Kubernetes.
         scheduler_env: Whether variables of Slurm, Kubeflow or Vertex AI tell each node its place in the run.
         shared_workdir: Whether all nodes share one working folder: `no`, `yes`, or `ready-image` if the job names an
             image or a Dockerfile of its own.
@@ -367,6 +368,7 @@ class TargetPlugin:
     on_this_machine: bool = False
     own_python: bool = False
     list_price_factor: float | None = None
+    has_pods: bool = False
     scheduler_env: bool = False
     shared_workdir: Literal["no", "yes", "ready-image"] = "no"
     recorded: str = ""
@@ -437,6 +439,7 @@ def _target(name: str, path: str, load: Callable[[], Any]) -> TargetPlugin:
         on_this_machine=found.on_this_machine,
         own_python=found.own_python,
         list_price_factor=found.list_price_factor,
+        has_pods=found.has_pods,
         scheduler_env=found.scheduler_env,
         shared_workdir=found.shared_workdir,
         recorded=f"{path}.recorded",
@@ -492,6 +495,7 @@ _TARGETS: Final = {
         summary="a cluster: Kubeflow's PyTorchJob or TrainJob, or a StatefulSet on any cluster",
         configured="headway.targets.kubernetes.kubeconfig:configured_options",
         list_price_factor=1.0,
+        has_pods=True,
         scheduler_env=True,
     ),
     "local": TargetPlugin(

@@ -20,6 +20,7 @@ from headway.pricing.table import (
     Price,
     Table,
     accelerators_of,
+    allocatable,
     load,
     machine_for,
     machine_with,
@@ -103,7 +104,7 @@ def is_billed_by_google(kind: str, options: Mapping[str, Any]) -> bool:
 
 def _google(job: Job, kind: str, options: Mapping[str, Any], table: Table) -> Quote:
     region = region_of(options)
-    machine, accelerator = machine_shape(job)
+    machine, accelerator = machine_shape(job, table if plugin_of(kind).has_pods else None)
     factor = options.get("management_factor")
     disk, disk_kind = job.resources.disk, str(options.get("disk_type") or "pd-balanced")
     priced = _node(machine, accelerator, region, table)
@@ -133,17 +134,33 @@ def region_of(options: Mapping[str, Any]) -> str:
     return "-".join(parts[:2]) if len(parts) == 3 and len(parts[2]) == 1 else named or DEFAULT_REGION
 
 
-def machine_shape(job: Job) -> tuple[str, tuple[str, int] | None]:
-    """Return the machine type and its accelerators: as named, or the usual one for the requested resources."""
+def machine_shape(job: Job, pods: Table | None = None) -> tuple[str, tuple[str, int] | None]:
+    """Return the machine type and its accelerators: as named, or the usual one for the requested resources.
+
+    With `pods`, a node also holds what GKE reserves on it.
+    """
     resources = job.resources
     requested = resources.accelerator
     wanted = None if requested is None else (requested.kind, requested.count)
     machine = resources.machine
     if machine is None:
         cpus, memory = resources.cpus, resources.memory
-        usual = machine_for(*wanted, cpus=cpus, memory=memory) if wanted else None
-        machine = usual or machine_with(cpus, memory)
+        machine = _usual_machine(wanted, cpus, memory)
+        size = pods.size(machine) if pods else None
+        if size and not fits_in_pods(resources.cpus, resources.memory, size):
+            machine = _usual_machine(wanted, int(size[0]) + 1, memory)  # the next larger one
     return machine, wanted or accelerators_of(machine)
+
+
+def _usual_machine(wanted: tuple[str, int] | None, cpus: int | None, memory: int | None) -> str:
+    usual = machine_for(*wanted, cpus=cpus, memory=memory) if wanted else None
+    return usual or machine_with(cpus, memory)
+
+
+def fits_in_pods(cpus: float | None, memory: int | None, size: tuple[float, float]) -> bool:
+    """Return whether a pod with these requests fits on a GKE node of this size (CPUs and GiB)."""
+    free_cpus, free_gib = allocatable(*size)
+    return (cpus or 0) <= free_cpus and (memory or 0) / 2**30 <= free_gib
 
 
 def _node(machine: str, accelerator: tuple[str, int] | None, region: str, table: Table) -> tuple[Item, ...] | str:

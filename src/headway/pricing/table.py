@@ -6,6 +6,7 @@ The text is searched, not parsed: a plan needs two rows of four thousand.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -111,6 +112,27 @@ def machine_with(cpus: int | None, memory: int | None) -> str:
     return _general(_N1, cpus, memory) or "n1-highmem-96"
 
 
+_RESERVED_CPU = ((1, 0.06), (2, 0.01), (4, 0.005), (math.inf, 0.0025))  # share of each CPU up to this number
+_RESERVED_GIB = ((4, 0.25), (8, 0.20), (16, 0.10), (128, 0.06), (math.inf, 0.02))  # share of each GiB up to this number
+_EVICTION_GIB = 100 / 1024
+
+
+def allocatable(vcpus: float, memory_gib: float) -> tuple[float, float]:
+    """Return the CPUs and GiB that GKE leaves to pods on a node of this size, by its published formula.
+
+    Pods of the cluster itself (logging, DNS, GPU driver) take some of that: about 0.3 CPUs on every node.
+    """
+    return vcpus - _reserved(vcpus, _RESERVED_CPU), memory_gib - _reserved(memory_gib, _RESERVED_GIB) - _EVICTION_GIB
+
+
+def _reserved(size: float, shares: Iterable[tuple[float, float]]) -> float:
+    reserved, below = 0.0, 0.0
+    for up_to, share in shares:
+        reserved += share * max(0.0, min(size, up_to) - below)
+        below = up_to
+    return reserved
+
+
 COLUMNS = "kind,name,count,vcpus,memory_gib,region,usd_per_hour,spot_usd_per_hour"
 MACHINE, ACCELERATOR, DISK, STORAGE = "machine", "accelerator", "disk", "storage"
 KINDS = (MACHINE, ACCELERATOR, DISK, STORAGE)
@@ -168,6 +190,11 @@ class Table:
             return exact.price
         fewest = min(here, key=lambda row: row.count, default=None)
         return None if fewest is None else fewest.price.times(count / fewest.count)
+
+    def size(self, machine: str) -> tuple[float, float] | None:
+        """Look up a machine's CPUs and GiB of memory; None if the table does not have it."""
+        rows = self.rows(MACHINE, machine)
+        return (rows[0].vcpus, rows[0].memory_gib) if rows else None
 
     def per_gb_month(self, kind: str, name: str, region: str, otherwise: float) -> float:
         """Look up a disk or bucket, whose rows are per GB and hour; `otherwise` if the table has none."""

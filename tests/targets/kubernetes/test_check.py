@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headway.core.types import Handle
+from headway.pricing.quote import quote
 from headway.spec import Accelerator, Budget, Data, Image, Job, Mount, Resources, Secret, Source
 from headway.targets.kubernetes import checks, trainjob
 from headway.targets.kubernetes import pod as kubernetes_pod
@@ -169,6 +170,74 @@ def test_the_accounts_binding_is_printed_with_the_values_filled_in() -> None:
     assert "serviceAccount:my-project.svc.id.goog[default/gcs-access]" in line
     (line,) = examined(Answering(answers=ready()), service_account="nobody")["bad"]
     assert "kubectl -n default create serviceaccount nobody" in line
+
+
+def test_the_bindings_name_the_jobs_own_buckets() -> None:
+    job = job_of(outputs="gs://runs/x", data=Data(train=(Source(source="gs://pictures/coco"),)))
+    notes = examined(Answering(answers=ready()), job, service_account="gcs-access")["note"]
+    bound = [note.partition("add-iam-policy-binding ")[2].split()[0] for note in notes]
+    assert bound == ["gs://pictures", "gs://runs"]
+    assert all("$(gcloud projects describe my-project" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("machine", "resources", "fix"),
+    [
+        ("n1-standard-4", {"cpus": 4}, "cpus: 3, or a larger"),
+        ("n1-standard-4", {"cpus": 3, "memory": 15 * 10**9}, "memory: 11GiB, or a larger"),
+        ("n1-standard-4", {"cpus": 3, "memory": 12 * 10**9}, ""),
+        ("a-machine-of-tomorrow", {"cpus": 400}, ""),
+    ],
+)
+def test_what_gke_reserves_of_a_node_is_not_there_for_pods(machine: str, resources: dict[str, Any], fix: str) -> None:
+    job = job_of(resources=Resources(machine=machine, **resources))
+    found = complaints(job)
+    assert [fix in line for line in found] == ([True] if fix else [])
+    assert complaints(job, platform="plain") == []
+
+
+def test_a_job_without_a_machine_is_priced_on_one_that_holds_its_pods() -> None:
+    for cpus, machine in ((3, "n1-standard-4"), (4, "n1-standard-8")):
+        priced = quote(job_of(resources=Resources(cpus=cpus, memory=8 * 10**9)), "kubernetes", {})
+        assert priced is not None
+        assert priced.machine == machine
+
+
+def room(*pods: str, cpus: str = "3920m") -> dict[str, Any]:
+    """A cluster of two nodes; each pod requests that many CPUs on the first."""
+    amounts = {"cpu": cpus, "memory": "12Gi"}
+    nodes = [{"metadata": {"name": f"n{k}"}, "status": {"allocatable": amounts}} for k in range(2)]
+    running = [{"spec": {"nodeName": "n0", "containers": [{"resources": {"requests": {"cpu": cpu}}}]}} for cpu in pods]
+    return {**ready(), "/api/v1/nodes": {"items": nodes}, "/api/v1/pods": {"items": running}}
+
+
+def test_the_doctor_sees_what_other_pods_leave_free() -> None:
+    job = job_of(resources=Resources(cpus=3, memory=8 * 10**9, nodes=2))
+    found = examined(Answering(answers=room("500m")), job)
+    assert "2 of 2 nodes have 3 CPUs and 8.0 GB free; the run needs 2; " in found["ok"]
+    (line,) = examined(Answering(answers=room("500m", "800m")), job)["note"]
+    assert line.startswith("1 of 2 nodes have 3 CPUs and 8.0 GB free; the run needs 2; kubectl top nodes")
+    (line,) = examined(Answering(answers=room(cpus="1930m")), job)["bad"]
+    assert "the largest has 1.93 CPUs and 12.9 GB for pods" in line
+
+
+def test_the_doctor_reads_the_namespaces_quota() -> None:
+    quota = {
+        "metadata": {"name": "team"},
+        "status": {"hard": {"requests.cpu": "8", "limits.cpu": "16"}, "used": {"requests.cpu": "3"}},
+    }
+    answers = {**room(), f"{NAMESPACE}/resourcequotas": {"items": [quota]}}
+    found = examined(Answering(answers=answers), job_of(resources=Resources(cpus=3, nodes=2)))
+    assert found["bad"] == [
+        "quota team leaves 5 of requests.cpu, and the run requests 6; kubectl -n default describe resourcequota team"
+    ]
+    (note,) = found["note"]
+    assert '"kind": "LimitRange"' in note
+
+
+def test_the_pytorchjobs_of_a_bare_operator_need_a_role_of_their_own() -> None:
+    (line, *_) = examined(Answering(answers=ready(), refused={"create pytorchjobs"}), engine="pytorchjob")["bad"]
+    assert "role headway-jobs --verb=create,get,list,delete,patch --resource=pytorchjobs.kubeflow.org" in line
 
 
 def test_code_that_asks_the_cluster_gets_the_token_of_an_account_that_may_view() -> None:

@@ -207,7 +207,7 @@ def test_credentials_that_the_cluster_does_not_know_are_answered_with_what_to_ty
     with pytest.raises(ApiError, match="rejected the credentials") as refused:
         KubernetesTarget().list_runs()
     assert refused.value.code == 401
-    assert "gcloud auth login" in refused.value.problem.fix
+    assert "fix the user of this context in the kubeconfig" in refused.value.problem.fix
 
 
 def _reaper(cluster: Cluster) -> str:

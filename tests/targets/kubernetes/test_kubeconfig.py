@@ -23,6 +23,7 @@ from headway.spec.model import Image, TargetEntry
 from headway.targets.kubernetes import kubeconfig
 from headway.targets.kubernetes.client import AlreadyExists, Client, Forbidden, NotFound, Unreachable, api_error
 from headway.targets.kubernetes.options import Options
+from headway.targets.kubernetes.status import renew_credentials
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
 
@@ -167,7 +168,20 @@ def test_what_a_cluster_refuses_is_told_apart() -> None:
     assert isinstance(quota, Forbidden)
     assert "resourcequota" in str(quota)
     assert "headway doctor" in str(answered(403, reason="Forbidden", message="cannot create pods"))
-    assert "gcloud auth login" in str(answered(401))
+    assert "kubectl config view" in str(answered(401))
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        (Options(project="p", cluster="k", location="us-east1-c"), "gcloud container clusters get-credentials k "),
+        (Options(), "kubectl get --raw /version"),
+        (Options(platform="plain", project="p", cluster="k", location="x"), "kubectl get --raw /version"),
+    ],
+)
+def test_rejected_credentials_are_renewed_as_the_cluster_asks(options: Options, command: str) -> None:
+    rejected = api_error(401, b"{}", "GET /version", "here", login=renew_credentials(options))
+    assert rejected.problem.fix.startswith(command)
     assert "proxy" in str(api_error(502, b"<html>a proxy", "GET /x", "here"))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import Problem
 from headway.packaging import image_contents, reference
 from headway.packaging.supervisor_runtime import is_ready_image, unavailable_reason
+from headway.pricing.table import allocatable, load
 from headway.rundir.status import output_problems
 from headway.spec.loading import dump
 from headway.storage import local_path
@@ -65,6 +66,7 @@ def problems(job: Job, options: Options) -> Iterator[Problem]:
     yield from _mount_problems(job)
     yield from _secret_problems(job)
     yield from _accelerator_problems(job, options)
+    yield from _size_problems(job, options)
     yield from _option_problems(options)
     yield from _supervisor_problems(job, options)
 
@@ -217,6 +219,22 @@ def _accelerator_problems(job: Job, options: Options) -> Iterator[Problem]:
     known = f"one of {', '.join(pod.ACCELERATORS)}"
     fix = f"{close[0] if close else known}; or platform: plain with a node_selector, on another cluster"
     yield Problem(what=f"GKE has no {wanted.kind}", where="resources.accelerator", fix=fix)
+
+
+def _size_problems(job: Job, options: Options) -> Iterator[Problem]:
+    """Check that a pod fits on the machine that the job names: GKE reserves some of each node for itself."""
+    resources = job.resources
+    size = load().size(resources.machine) if resources.machine and options.platform == "gke" else None
+    if size is None:
+        return
+    cpus, gib = allocatable(*size)
+    larger = "a larger `machine`"
+    if resources.cpus and resources.cpus > cpus:
+        what = f"{resources.cpus} CPUs fit on no {resources.machine}: GKE leaves {cpus:.2f} of {size[0]:g} to pods"
+        yield Problem(what=what, where="resources.cpus", fix=f"cpus: {max(1, int(cpus - 0.3))}, or {larger}")
+    if resources.memory and resources.memory / 2**30 > gib:
+        what = f"this memory fits on no {resources.machine}: GKE leaves {gib:.1f} of {size[1]:g} GiB to pods"
+        yield Problem(what=what, where="resources.memory", fix=f"memory: {int(gib - 0.5)}GiB, or {larger}")
 
 
 def _option_problems(options: Options) -> Iterator[Problem]:

@@ -86,7 +86,7 @@ class Client:
             response = self._request(method, path, query, body)
         self.date = response.headers.get("Date") or ""
         if response.status >= 300:
-            raise api_error(response.status, response.body, f"{method} {path}", self._where())
+            raise api_error(response.status, response.body, f"{method} {path}", self._where(), login=self.fix)
         answer: Object = response.json()
         return answer
 
@@ -94,7 +94,9 @@ class Client:
         try:
             with self._client().stream(self._url(path), query=query, headers=self._headers("GET")) as response:
                 if response.status >= 300:
-                    raise api_error(response.status, response.read(http.MAX_BYTES), f"GET {path}", self._where())
+                    raise api_error(
+                        response.status, response.read(http.MAX_BYTES), f"GET {path}", self._where(), login=self.fix
+                    )
                 yield from response.lines()
         except (http.ConnectionFailed, http.CertificateRejected) as error:
             raise self._unreachable(error) from None
@@ -202,8 +204,8 @@ class Client:
         )
 
 
-def api_error(code: int, content: bytes, request: str, where: str) -> ApiError:
-    """Turn an HTTP error response into the ApiError for it."""
+def api_error(code: int, content: bytes, request: str, where: str, *, login: str = "") -> ApiError:
+    """Turn an HTTP error response into the ApiError for it. `login` is the command that renews the credentials."""
     try:
         status = json.loads(content)
         message = str(status.get("message") or status.get("reason") or "")
@@ -216,7 +218,7 @@ def api_error(code: int, content: bytes, request: str, where: str) -> ApiError:
     if code == 409 and reason in ("AlreadyExists", ""):
         return AlreadyExists(message, code=code, message=message, where=where)
     if code == 401:
-        fix = "gcloud auth login; or fix the user of this context in the kubeconfig"
+        fix = f"{login}; or fix the user of this context in the kubeconfig" if login else "kubectl config view --minify"
         return ApiError(
             "the cluster rejected the credentials (401 Unauthorized)", code=code, message=message, where=where, fix=fix
         )

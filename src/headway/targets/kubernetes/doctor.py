@@ -13,7 +13,7 @@ from headway.core.types import Finding
 from headway.pricing.quote import region_of
 from headway.pricing.table import ACCELERATOR, MACHINE, Price, load
 from headway.storage.secrets import parse
-from headway.targets.kubernetes import checks, client, lifecycle, pod, status
+from headway.targets.kubernetes import capacity, checks, client, lifecycle, pod, status
 from headway.targets.kubernetes.client import Api, ApiError, Forbidden, NotFound, Object
 from headway.targets.kubernetes.options import Options
 
@@ -37,7 +37,7 @@ def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Fin
     try:
         version = api("GET", "/version")
     except ApiError as error:
-        yield Finding("bad", str(error.problem.what), error.problem.fix or status.get_credentials(options, context))
+        yield Finding("bad", str(error.problem.what), error.problem.fix or status.renew_credentials(options, context))
         return
     named = f"context {context}" if context else "the cluster"
     yield Finding("ok", f"{named} answers: Kubernetes {version.get('gitVersion', '?')}")
@@ -48,7 +48,7 @@ def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Fin
     yield from _permission_findings(api, options)
     yield from _operator_finding(api, options)
     yield from _node_findings(api, options, job)
-    yield from _account_findings(api, options, context)
+    yield from _account_findings(api, options, job, context)
     yield from _reference_findings(api, options, job)
 
 
@@ -81,11 +81,30 @@ def _permission_findings(api: Api, options: Options) -> Iterator[Finding]:
     if not missing:
         yield Finding("ok", f"all permissions are there in namespace {options.namespace}")
         return
-    # Creating the reaper's Role needs the cluster role `admin`; `edit` does not allow it.
-    role = "admin" if options.engine == "statefulset" else "edit"
-    binding = f"kubectl -n {options.namespace} create rolebinding headway-users --clusterrole={role}"
-    fix = f'{binding} --user="$(gcloud config get account)"'
+    fix = _grant(options)
     yield Finding("bad", f"may not {', '.join(missing[:6])}{' …' if len(missing) > 6 else ''}", fix)
+
+
+def _grant(options: Options) -> str:
+    """Return the commands that give the user what is missing.
+
+    Creating the reaper's Role needs the cluster role `admin`; `edit` does not allow it. Neither includes Kubeflow's
+    objects where its operator was installed without the roles for users.
+    """
+    kubectl = f"kubectl -n {options.namespace} create"
+    user = '--user="$(gcloud config get account)"' if options.platform == "gke" else "--user=NAME"
+    role = "admin" if options.engine == "statefulset" else "edit"
+    commands = [f"{kubectl} rolebinding headway-users --clusterrole={role} {user}"]
+    resource = {"pytorchjob": "pytorchjobs.kubeflow.org", "trainjob": "trainjobs.trainer.kubeflow.org"}.get(
+        options.engine
+    )
+    if resource:
+        verbs = ",".join((*_POOL_COMMAND, "patch"))
+        commands += [
+            f"{kubectl} role headway-jobs --verb={verbs} --resource={resource}",
+            f"{kubectl} rolebinding headway-jobs --role=headway-jobs {user}",
+        ]
+    return " && ".join(commands)
 
 
 def _is_allowed(api: Api, options: Options, kind: str, verb: str, subresource: str = "") -> bool:
@@ -174,6 +193,7 @@ def _node_findings(api: Api, options: Options, job: Job) -> Iterator[Finding]:
         yield Finding("note", "may not look at the cluster's nodes")
         return
     yield Finding("ok", f"{len(items)} node{'s' if len(items) != 1 else ''}")
+    yield from capacity.findings(api, options, job, items)
     wanted_gpus = job.resources.accelerator
     if wanted_gpus is None:
         return
@@ -183,7 +203,7 @@ def _node_findings(api: Api, options: Options, job: Job) -> Iterator[Finding]:
     if label is not None and not matching:
         yield Finding("bad", f"no node has {shown}", _node_pool(options, job, label))
         return
-    gpus_by_node = {item["metadata"]["name"]: int(_allocatable(item, pod.GPU)) for item in matching}
+    gpus_by_node = {item["metadata"]["name"]: int(capacity.allocatable(item, pod.GPU)) for item in matching}
     without_driver = [name for name, count in gpus_by_node.items() if count == 0]
     if label is not None and without_driver:
         yield Finding(
@@ -199,10 +219,6 @@ def _node_findings(api: Api, options: Options, job: Job) -> Iterator[Finding]:
 
 def _label(item: Object, name: str) -> str:
     return str((item["metadata"].get("labels") or {}).get(name, ""))
-
-
-def _allocatable(item: Object, name: str) -> str:
-    return str(((item.get("status") or {}).get("allocatable") or {}).get(name, "0"))
 
 
 def _node_pool(options: Options, job: Job, label: str) -> str:
@@ -227,7 +243,7 @@ def _resize(options: Options, job: Job) -> str:
     )
 
 
-def _account_findings(api: Api, options: Options, context: str) -> Iterator[Finding]:
+def _account_findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Finding]:
     """Check the pods' service account and its binding to a Google service account."""
     name = options.service_account
     if name is None:
@@ -251,11 +267,18 @@ def _account_findings(api: Api, options: Options, context: str) -> Iterator[Find
         yield Finding("note", f"{name} acts as {google} if this binding is there", fix)
         return
     subject = f"{project}.svc.id.goog/subject/ns/{options.namespace}/sa/{name}"
-    member = f"principal://iam.googleapis.com/projects/NUMBER/locations/global/workloadIdentityPools/{subject}"
-    fix = (
-        f'gcloud storage buckets add-iam-policy-binding gs://BUCKET --role roles/storage.objectUser --member "{member}"'
-    )
-    yield Finding("note", f"{name} reaches a bucket if this binding is there (NUMBER: the project's number)", fix)
+    number = f"$(gcloud projects describe {project} --format='value(projectNumber)')"
+    member = f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{subject}"
+    for bucket in _buckets(job):
+        bind = f"gcloud storage buckets add-iam-policy-binding {bucket} --role roles/storage.objectUser"
+        yield Finding("note", f"{name} reaches {bucket} if this binding is there", f'{bind} --member "{member}"')
+
+
+def _buckets(job: Job) -> list[str]:
+    """Return the Google buckets that the job reads or writes."""
+    sources = [source.source for part in (job.data.train, job.data.val, job.data.test) for source in part]
+    urls = [job.outputs, job.export.to or "", job.init_from or "", *sources]
+    return sorted({f"gs://{url.split('/')[2]}" for url in urls if url.startswith("gs://")})
 
 
 def _view_finding(api: Api, options: Options) -> Finding:

@@ -58,6 +58,13 @@ def get_credentials(options: Options, context: str = "") -> str:
     return f"gcloud container clusters get-credentials {cluster or 'CLUSTER'} {where}"
 
 
+def renew_credentials(options: Options, context: str = "") -> str:
+    """Return the command that renews access to the cluster: Google's for GKE, else one that lets kubectl log in."""
+    if options.platform == "gke" and all(gke_cluster(options, context)):
+        return get_credentials(options, context)
+    return f"kubectl{f' --context {context}' if context else ''} get --raw /version   (log in as for kubectl)"
+
+
 _TAIL_LINES = 5
 _MAX_LINES = 500
 _POD = r"(?:reaper-\w+|(?:(?:master|worker|node-0)-)?\d+(?:-\w+)?)"  # the part of a pod's name after the run's name

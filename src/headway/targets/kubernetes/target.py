@@ -196,7 +196,7 @@ class KubernetesTarget(Target):
     def _client(self, handle: Handle | None = None) -> Client:
         """Return a client of the cluster in which the run was started; without a run, of the target's."""
         place = (handle.details.get("place") if handle else None) or {}
-        return Client(context=self.options.context, place=place, fix=kubernetes_status.get_credentials(self.options))
+        return Client(context=self.options.context, place=place, fix=kubernetes_status.renew_credentials(self.options))
 
     def _context(self) -> str:
         if self.options.context:

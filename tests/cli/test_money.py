@@ -156,7 +156,7 @@ def test_a_paid_run_with_nobody_to_ask_is_refused_and_says_how(
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     said = headway("run", "--no-rehearse")
     assert said.code == BAD_INPUT
-    assert "headway run -y" in said.err
+    assert "add -y to the command" in said.err
 
 
 def test_yes_is_the_answer_given_beforehand(headway: Headway, project: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.packaging.code import Package, package
-from headway.packaging.selection import MAX_FILE_BYTES, MAX_OTHER_FILES
+from headway.packaging.selection import MAX_FILE_BYTES, MAX_OTHER_FILES, MAX_PACKAGE_DATA_BYTES
 from headway.planning.build import file_notes, plan
 from headway.spec import Job
 
@@ -50,15 +50,29 @@ def test_data_pictures_archives_weights_and_outputs_stay_out_and_are_named(tmp_p
         assert name in named
 
 
+def test_run_folders_of_other_outputs_are_not_sent_and_not_named(tmp_path: Path) -> None:
+    runs = ("runs/a-1/plan.json", "runs/a-1/intent.json", "runs/a-1/logs/1.txt", "runs/code/1.tar.gz", "runs/notes.md")
+    packed = package(project(tmp_path / "p", *runs, outputs="gs://bucket/runs"))
+    assert sent(packed) == ["runs/notes.md", "train.py"]
+    assert left_out(packed) == []
+
+
 def test_a_package_named_data_or_outputs_keeps_its_sources(tmp_path: Path) -> None:
     job = project(
-        tmp_path / "p", "pkg/data/__init__.py", "pkg/data/loader.py", "pkg/data/words.csv", "pkg/outputs/__init__.py",
-        "pkg/outputs/heads.py", "data/download.sh",
+        tmp_path / "p", "pkg/data/__init__.py", "pkg/data/loader.py", "pkg/data/info/words.csv",
+        "pkg/outputs/__init__.py", "pkg/outputs/heads.py", "data/download.sh",
     )  # fmt: skip
+    write(tmp_path / "p" / "pkg/data/rows.csv", "x" * (MAX_PACKAGE_DATA_BYTES + 1))
     packed = package(job)
-    wanted = ["pkg/data/__init__.py", "pkg/data/loader.py", "pkg/outputs/__init__.py", "pkg/outputs/heads.py"]
+    wanted = [
+        "pkg/data/__init__.py",
+        "pkg/data/info/words.csv",
+        "pkg/data/loader.py",
+        "pkg/outputs/__init__.py",
+        "pkg/outputs/heads.py",
+    ]
     assert sent(packed) == ["data/download.sh", *wanted, "train.py"]
-    assert left_out(packed) == ["pkg/data/words.csv (1 B)"]
+    assert left_out(packed) == ["pkg/data/rows.csv (2.0 MB)"]
 
 
 def test_a_file_or_a_folder_over_the_limit_stays_out_and_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +36,14 @@ def test_a_module_is_started_from_the_root_and_a_script_in_a_folder_imports_from
             (case.tmp / "code" / name).write_text(program)
         assert case.run() == 0, case.explain()
         assert case.log() == [f'net {case.folder.name} 1/0/1 {{"lr": 1}} {{run}}']
+
+
+def test_another_interpreter_imports_headway_and_none_of_its_neighbours(make: Make, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    body = "from headway.integrations.accelerate import resume\nimport obstore\n"
+    case = make(body, job={"python": str(tmp_path / "env/bin/python"), "retries": 0})
+    assert case.run() == 1
+    assert case.log()[-1] == "ModuleNotFoundError: No module named 'obstore'"
 
 
 def test_a_command_is_run_as_it_is_and_variables_take_placeholders(make: Make) -> None:

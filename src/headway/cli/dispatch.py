@@ -165,9 +165,8 @@ def confirm(plan: Plan, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise BadInput(
-            f"this run costs money on {plan.target}, and there is no terminal to confirm it", fix="headway run -y"
-        )
+        what = f"this run costs money on {plan.target}, and there is no terminal to confirm it"
+        raise BadInput(what, fix="add -y to the command")
     print(f"start it on {plan.target}? [y/N] ", end="", file=sys.stderr, flush=True)
     if not sys.stdin.readline().strip().lower().startswith("y"):
         raise BadInput("not confirmed: nothing was started, nothing was spent", fix="headway run, and answer y")

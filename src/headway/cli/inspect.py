@@ -376,6 +376,8 @@ def describe_position(progress: Mapping[str, Any], *, running: bool) -> str:
         parts.append(str(progress["step"]))
     if progress.get("epochs"):
         parts.append(f"epoch {min(progress.get('epoch', 0) + 1, progress['epochs'])}/{progress['epochs']}")
+    elif progress.get("epoch") is not None:
+        parts.append(f"epoch {progress['epoch'] + 1}")
     if progress.get("doing") and running:
         parts.append(str(progress["doing"]))
     if progress.get("eta_s") and running:

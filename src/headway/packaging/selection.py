@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from headway.core.errors import BadInput
 from headway.core.format import size as size_text
+from headway.rundir.layout import PLAN, SUBMISSION
 from headway.storage.secret_scan import looks_secret_by_name
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ SOURCES = ("*.bash", "*.c", "*.cc", "*.cfg", "*.cpp", "*.cu", "*.cuh", "*.h", "*
            "*.md", "*.proto", "*.py", "*.pyi", "*.pyx", "*.r", "*.rs", "*.rst", "*.sh", "*.sql", "*.toml", "*.yaml",
            "*.yml", "Dockerfile*", "LICENSE*", "Makefile", ".gitignore", ".dockerignore", ".headwayignore")  # fmt: skip
 MAX_FILE_BYTES: Final = 25_000_000
+MAX_PACKAGE_DATA_BYTES: Final = 2_000_000  # word lists and the like beside the code of a package named `data`
 MAX_OTHER_FILES: Final = 500  # in one folder and below: more files that are not sources are a data set
 MAX_COUNTED: Final = 20_000  # files below a folder that stays out: counting a larger data set would take seconds
 GITIGNORE, DOCKERIGNORE, HEADWAYIGNORE = ".gitignore", ".dockerignore", ".headwayignore"
@@ -148,6 +150,8 @@ class _Walk:
     def _descends(self, folder: Path) -> bool:
         if folder in self.own_outputs or _matches(folder.name, ALWAYS_IGNORED) or (folder / "pyvenv.cfg").exists():
             return False
+        if _is_run_folder(folder) or (folder.name == "code" and any(map(_is_run_folder, folder.parent.iterdir()))):
+            return False  # of runs whose outputs are, or were, elsewhere than this run's
         excluded = _decision(self.specs, folder, is_folder=True) is True
         relative = _relative(folder, self.root)
         if not excluded and looks_secret_by_name(folder.name) and not _holds(relative, self.selection.allowed):
@@ -204,13 +208,16 @@ class _Walk:
         is_source = _matches(name, SOURCES)
         for depth, folder in enumerate(folders, 1):
             if _matches(folder, DATA_FOLDERS) and not is_source:
-                return True
+                return not (self._is_package(folders[:depth]) and self._is_small(relative))
             if _matches(folder, OUTPUT_FOLDERS) and not (is_source and self._is_package(folders[:depth])):
                 return True
         return False
 
     def _is_package(self, folders: list[str]) -> bool:
         return self.root.joinpath(*folders, "__init__.py").exists()
+
+    def _is_small(self, relative: str) -> bool:
+        return os.lstat(self.root / relative).st_size <= MAX_PACKAGE_DATA_BYTES
 
     def _sort(self, path: Path, verdict: str) -> None:
         entry = LeftOut(name=path.relative_to(self.root).as_posix(), files=1, bytes=path.stat().st_size)
@@ -220,6 +227,10 @@ class _Walk:
             self.selection.sent.append(entry.name)
         else:
             self.others.append(entry)
+
+
+def _is_run_folder(folder: Path) -> bool:
+    return (folder / PLAN).exists() and (folder / SUBMISSION).exists()
 
 
 def summarize(entries: Iterable[LeftOut], sent: Iterable[str]) -> tuple[LeftOut, ...]:

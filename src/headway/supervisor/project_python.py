@@ -5,6 +5,7 @@ The supervisor may run on an interpreter that Headway brought along; the project
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -50,7 +51,8 @@ def python_path(job: Mapping[str, Any], env: Mapping[str, str], code: Path) -> t
 
     Folders that the job or the image put there stay. An interpreter gets of Headway what it is new enough to import.
     """
-    version = _version(find_python(job, env))
+    python = find_python(job, env)
+    version = _version(python)
     root = str(Path(__file__).parents[2])
     inherited = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
     runtime = platform.brought_runtime()
@@ -58,9 +60,26 @@ def python_path(job: Mapping[str, Any], env: Mapping[str, str], code: Path) -> t
         inherited = [folder for folder in inherited if folder != root]
     elif runtime is not None:
         inherited.insert(0, root)
+    elif python != sys.executable and root not in inherited:
+        inherited += _headway_alone(root)
     hooked = version >= OLDEST_INTEGRATED and env.get(integrations.SWITCH) != "0"
     folders = [*([integrations.rank_path()] if hooked else []), *inherited, str(code)]
     return folders, {PACKAGES: f"{runtime}/packages"} if runtime and version >= OLDEST else {}
+
+
+def _headway_alone(root: str) -> list[str]:
+    """Return a folder with a link to Headway, for another interpreter: beside it may lie packages of ours."""
+    folder = platform.state_dir() / "importable" / hashlib.sha256(root.encode()).hexdigest()[:12]
+    link = folder / "headway"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(Path(root) / "headway")
+    except FileExistsError:
+        pass  # another run was first
+    except OSError:  # nowhere to write: the program does without
+        return []
+    return [str(folder)]
 
 
 def search_path(job: Mapping[str, Any], env: Mapping[str, str]) -> str:

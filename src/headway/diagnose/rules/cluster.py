@@ -135,8 +135,9 @@ RULES = (
     FailureRule(
         name="headway-not-in-image",
         pattern=r"No module named '?headway",
-        cause="Headway is not installed in the image",
+        cause="Headway is not installed where the program runs",
         fix="headway image --push   (builds one with it)",
+        fix_here="name an interpreter of Python 3.10 or newer (python: in the job file), which can import Headway",
     ),
     FailureRule(
         name="admission-refused",

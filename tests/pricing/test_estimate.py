@@ -21,6 +21,7 @@ from headway.pricing.estimate import (
     past_runs,
     path,
     remember,
+    task_of,
     work_of,
 )
 from headway.pricing.quote import export_s, retained_checkpoints, stored_data
@@ -115,13 +116,14 @@ def test_a_script_nobody_has_run_is_not_estimated() -> None:
 
 
 def test_a_script_is_measured_like_a_recipe() -> None:
-    script = {"script": "train.py", "args": ["--lr", "1"], "config": {}, "data": {}, "resources": {"nodes": 1}}
-    remember(seen(script, what="script:train.py", examples=None))
+    script = {"name": "a", "script": "train.py", "args": ["--lr", "1"], "data": {}, "resources": {"nodes": 1}}
+    remember(seen(script, what=task_of(script), examples=None))
     found = estimate(script, T4)
     other = estimate({**script, "args": ["--lr", "2"]}, T4)
     assert found is not None
     assert found.basis == "measured"
     assert other is None
+    assert estimate({**script, "name": "b"}, T4) is None  # another project's train.py
 
 
 def test_the_same_run_seen_twice_counts_once() -> None:

@@ -263,7 +263,10 @@ def resume_command(args: argparse.Namespace) -> int:
             launched = resume(url, say=print_status, move=move, from_beginning=agreed, **budget)
     except StartsOver as error:
         if not _ask(error.problem.what, "start it again?"):
-            raise
+            given = [("--on", args.on), ("--code", args.code)]
+            words = [word for option, value in given if value for word in (option, value)]
+            fix = shlex.join(["headway", "resume", args.run, *words, "--from-beginning"])
+            raise StartsOver(error.problem.what, fix=fix) from None
         with progress_while(f"starting {args.run} again"):
             launched = resume(url, say=print_status, move=move, **budget)
     if not args.detach:

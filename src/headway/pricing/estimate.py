@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.platform import state_dir
+from headway.core.program import program_text
 from headway.plugins import RECIPES, plugin_of
 from headway.rundir.layout import RunFolder
 from headway.spec.renamed import current_config
@@ -87,7 +88,11 @@ def past_runs() -> list[PastRun]:
 
 
 def task_of(job: Mapping[str, Any]) -> str:
-    return str(job["recipe"]) if job.get("recipe") else f"script:{job.get('script')}"
+    """Return what is trained: a recipe, or a named project's program; most are called train.py."""
+    if job.get("recipe"):
+        return str(job["recipe"])
+    program = program_text({**job, "args": ()})
+    return f"{program} of {job['name']}" if job.get("name") else program
 
 
 def work_of(job: Mapping[str, Any]) -> str:

@@ -57,6 +57,12 @@ RULES = (
         fix="fix `args` in the job file; headway plan --rehearse checks them",
     ),
     FailureRule(
+        name="no-terminal",
+        pattern=r"stty: .*Inappropriate ioctl|\[Errno 25\] Inappropriate ioctl for device|termios\.error",
+        cause="the program asks for its terminal, and has none",
+        fix="give it one in the job file: command: [bash, -c, 'script -qefc \"python train.py $*\" /dev/null', main]",
+    ),
+    FailureRule(
         name="shapes",
         pattern=r"mat1 and mat2 shapes cannot be multiplied|size mismatch for (?P<parameter>\S+?):"
         r"|The size of tensor a \(\d+\) must match the size of tensor b|Sizes of tensors must match"

@@ -396,7 +396,7 @@ def _describe_resume(found: dict[str, Any]) -> str:
     from headway.core.plan import describe_resume
 
     if found.get("began_again"):
-        return f"its files are restored, but the program did not continue from them in attempt {found['began_again']}"
+        return f"its files are restored, but attempt {found['began_again']} was at the program's first epoch again"
     return describe_resume(found["resume"]) if found["resume"] else ""
 
 

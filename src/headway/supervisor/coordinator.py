@@ -38,6 +38,7 @@ from headway.supervisor.restart_policy import AttemptHistory, AttemptOutcome, At
 from headway.supervisor.topology import NodeTopology, single_node, with_workers
 
 _LEAST_GRACE_S = 1.0  # after SIGTERM, even if the budget is spent
+_EPOCHS_LOST = 2  # a program that begins at its first epoch again after fewer may have had no checkpoint yet
 _KILL_TIMEOUT_S = 15.0  # how long to wait for killed ranks to exit
 
 
@@ -285,17 +286,21 @@ class Coordinator:
             return 0
 
     def _check_continuation(self, epoch: int) -> None:
-        """Report a program that has begun at its first epoch again, although it loads something that it has saved."""
+        """Report a program that begins at its first epoch again, although its sources load something.
+
+        Not one with `resume`, which may continue from a best checkpoint of its first epoch.
+        """
         first, last = self._epoch_now is None, self._epoch_now or 0
         self._epoch_now = epoch
         self._phases = self._phases or epoch < last
-        if not first or epoch or not self._epoch_before or self._phases or self.node.plan.resume != BY_SCRIPT:
+        plan = self.node.plan
+        may_continue = plan.resume == BY_SCRIPT and not (plan.job.get("resume") or {}).get("args")
+        if not first or epoch or self._phases or self._epoch_before < _EPOCHS_LOST or not may_continue:
             return
-        self._began_again = (
-            f"attempt {self.attempt} is at epoch 1 again: epoch {self._epoch_before + 1} was reached before"
-        )
-        self.event("began_again", number=self.attempt, reached=self._epoch_before + 1)
-        self.node.log(f"{self._began_again}; the program did not continue from its files")
+        reached = self._epoch_before + 1
+        self._began_again = f"attempt {self.attempt} is at epoch 1 again, and epoch {reached} was reached before"
+        self.event("began_again", number=self.attempt, reached=reached)
+        self.node.log(f"{self._began_again}: the program does not seem to continue from its files")
 
     def _report_progress(self, progress: dict[str, Any]) -> None:
         if progress.get("epoch") is not None:

@@ -210,7 +210,7 @@ def with_cause(outcome: Outcome, launched: RunHandle, *, rerun: str, shown: bool
 
     Also return the next command; empty if the fix names it.
     """
-    from headway.cli.inspect import after_failure, describe_cause
+    from headway.cli.inspect import after_failure, describe_cause, not_sent_notes
     from headway.diagnose.diagnosis import diagnose_run
 
     try:
@@ -218,11 +218,11 @@ def with_cause(outcome: Outcome, launched: RunHandle, *, rerun: str, shown: bool
         several = launched.folder.plan().nodes * launched.folder.plan().processes > 1
     except HeadwayError as error:  # the folder is unreachable: the failure itself has been printed
         return [f"  cause unknown: {error}"], f"headway why {launched.run}"
-    following = after_failure(launched.folder, found, rerun=rerun)
+    following, notes = after_failure(launched.folder, found, rerun=rerun), not_sent_notes(launched.folder)
     if not found.name and shown:
         first = f"  first failure: rank {found.rank}   log: headway logs {launched.run} --rank {found.rank}"
-        return ([first] if several and found.rank is not None else []), following
-    return [describe_cause(found)], following
+        return [*([first] if several and found.rank is not None else []), *notes], following
+    return [describe_cause(found), *notes], following
 
 
 def next_for(launched: RunHandle, state: State) -> str:

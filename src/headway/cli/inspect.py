@@ -509,7 +509,8 @@ def why_command(args: argparse.Namespace) -> int:
 
     hold = open_run(locate(args.run), say=print_status)
     found = diagnose_run(hold, hold.current_status(), rank=args.rank)
-    print(as_json(asdict(found)) if args.json else describe_cause(found))
+    cause = "\n".join([describe_cause(found), *not_sent_notes(hold.folder)])
+    print(as_json(asdict(found)) if args.json else cause)
     following = after_failure(hold.folder, found)
     if following and not args.json:
         print(f"next: {following}")
@@ -578,6 +579,16 @@ def source_location(at: str, project: str) -> str:
         return at
     path = Path(project) / at
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def not_sent_notes(folder: RunFolder) -> list[str]:
+    """Return the files that were not sent with a program that has failed before its first step: it may miss them."""
+    try:
+        if (folder.ended() or {}).get("state") != "failed" or (folder.progress() or {}).get("step"):
+            return []
+        return [f"  note     {note}" for note in folder.plan().notes if note.startswith("not sent: ")]
+    except HeadwayError:  # the folder is unreachable: the failure itself has been printed
+        return []
 
 
 def describe_cause(found: Diagnosis) -> str:

@@ -50,6 +50,15 @@ def test_data_pictures_archives_weights_and_outputs_stay_out_and_are_named(tmp_p
         assert name in named
 
 
+@pytest.mark.parametrize(
+    ("included", "names"), [("", ["data/train.txt"]), ("!data/\n", ["data/a.txt", "data/train.txt"])]
+)
+def test_a_data_file_among_the_arguments_is_sent(tmp_path: Path, included: str, names: list[str]) -> None:
+    job = project(tmp_path / "p", "data/train.txt", "data/a.txt", args=("--train_file", "data/train.txt"))
+    write(tmp_path / "p" / ".headwayignore", included)
+    assert [name for name in sent(package(job)) if name.startswith("data")] == names
+
+
 def test_run_folders_of_other_outputs_are_not_sent_and_not_named(tmp_path: Path) -> None:
     runs = ("runs/a-1/plan.json", "runs/a-1/intent.json", "runs/a-1/logs/1.txt", "runs/code/1.tar.gz", "runs/notes.md")
     packed = package(project(tmp_path / "p", *runs, outputs="gs://bucket/runs"))

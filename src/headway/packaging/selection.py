@@ -87,8 +87,8 @@ def select_files(
         root: The project's folder, resolved.
         own_outputs: Folders that Headway itself writes to. They are left out and not named.
         named: Files that the program consists of: sent unless they look like secrets.
-        mentioned: Files among its arguments: sent although git or Docker ignores them, unless they look like data or
-            weights, which an earlier run may have written there.
+        mentioned: Files among its arguments: sent although they are in a data folder, or git or Docker ignores them,
+            unless their own names are those of data or weights, which an earlier run may have written there.
 
     Raises:
         BadInput: For a link to a file outside the folder.
@@ -185,7 +185,9 @@ class _Walk:
         """Return what happens to a file: `send`, `send by default`, `leave out`, which the plan names, or `skip`."""
         relative = _relative(path, self.root)
         named = relative in self.named
-        decision = None if named or relative in self.mentioned else _decision(self.specs, path)
+        decision = None if named else _decision(self.specs, path)
+        if decision is True and relative in self.mentioned:
+            decision = None
         if _matches(path.name, ALWAYS_IGNORED):
             return "skip"
         if decision is not True and self._is_secret_by_name(relative):
@@ -207,7 +209,7 @@ class _Walk:
             return True
         is_source = _matches(name, SOURCES)
         for depth, folder in enumerate(folders, 1):
-            if _matches(folder, DATA_FOLDERS) and not is_source:
+            if _matches(folder, DATA_FOLDERS) and not is_source and relative not in self.mentioned:
                 return not (self._is_package(folders[:depth]) and self._is_small(relative))
             if _matches(folder, OUTPUT_FOLDERS) and not (is_source and self._is_package(folders[:depth])):
                 return True

@@ -129,7 +129,7 @@ def attach(run: RunHandle, *, since: str = "", json: bool = False, rerun: str = 
     """
     print_status(f"run {run.run}, folder {run.url}{page_lines(run)}")
     try:
-        with _detach_on_sigterm(), _display(run, quiet=json) as show:
+        with _detach_on_sigterm(), _display(run, quiet=json) as show, _narrated(run, quiet=json):
             own = OwnPaths(run.folder)
             outcome = run.wait(lambda line: show(own(line)) if line.time >= since and not _is_end_line(line) else None)
     except _Detached:
@@ -270,6 +270,46 @@ def _summary(outcome: Outcome, launched: RunHandle) -> dict[str, Any]:
         "resume": recorded_kind(launched.folder),
         "left": left,
     }
+
+
+NARRATE_S, _QUIET_S = 3.0, 4.0  # between looks at a run that waits; how long a start may take without a word
+
+
+@contextmanager
+def _narrated(run: RunHandle, *, quiet: bool) -> Iterator[None]:
+    """Say what happens while the run is not running, or waits: the target's reason and its events, each once."""
+    over = threading.Event()
+    narrator = threading.Thread(target=_narrate, args=(run, over), name="headway-narrate", daemon=True)
+    if not quiet:
+        narrator.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _narrate(run: RunHandle, over: threading.Event, say: Callable[[str], None] = print_status) -> None:
+    from headway.rundir.overview import RunOverview
+
+    said: set[str] = set()
+    wait = _QUIET_S
+    while not over.wait(wait):
+        wait = NARRATE_S
+        try:
+            status = run.current_status()
+            shown = RunOverview.of(run.folder, status=status)
+            waits = status.state is State.PENDING or (shown.condition or {}).get("kind") == "waiting"
+            news = [*run.target.startup_events(run.target_handle), shown.status.reason] if waits else []
+        except HeadwayError:  # unreachable at the moment: ask again
+            continue
+        if status.state.ended:
+            return
+        wait = NARRATE_S if waits else 3 * NARRATE_S
+        for text in news:
+            key = re.sub(r"[0-9]+", "0", text)  # a text that differs by a time or a count alone is no news
+            if text and key not in said and not over.is_set():
+                said.add(key)
+                say(text)
 
 
 def _ask_detach() -> bool:

@@ -291,7 +291,8 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
         "url": launched.url,
         "target": launched.target_handle.target,
         "state": status.state.value,
-        "reason": status.reason,
+        "reason": overview.status.reason,
+        "condition": overview.condition,
         "resumable": status.state.resumable,
         "resume": recorded_kind(folder),
         "code_changes": _code_changes(folder),
@@ -593,7 +594,7 @@ def not_sent_notes(folder: RunFolder) -> list[str]:
 
 def describe_cause(found: Diagnosis) -> str:
     """Format cause, evidence and fix; for an unknown failure, the last lines of one rank's log."""
-    if found.state in ("finished", "running") or (found.state not in ("failed", "lost") and not found.name):
+    if not found.name and found.state not in ("failed", "lost"):
         return f"{found.run} is {found.state}: nothing has failed"
     if found.name:
         rows = {"cause": found.cause, "seen in": found.evidence, "at": found.at, "fix": found.fix}

@@ -558,6 +558,17 @@ class Target(ABC):
         """
         return {}
 
+    def startup_events(self, handle: Handle) -> list[str]:
+        """Return what the target has reported about a run that does not run yet, oldest first: for `headway run`.
+
+        Args:
+            handle: The run.
+
+        Returns:
+            One sentence each, such as `pulling image …`. By default none: `status` gives the reason.
+        """
+        return []
+
     def evidence(self, handle: Handle) -> list[str]:
         """Return what the target itself recorded about the run's end, for `headway why`.
 

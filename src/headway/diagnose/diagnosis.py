@@ -56,11 +56,16 @@ def diagnose_run(run: RunHandle, status: Status, *, rank: int | None = None) -> 
     Otherwise return the last lines of the first rank that failed, and of no other.
     """
     folder = run.folder
-    if status.state in (State.FINISHED, State.RUNNING):
+    if status.state is State.RUNNING:
+        return _diagnose_live(run, status)
+    if status.state is State.FINISHED:
         return Diagnosis(run=run.run, state=status.state.value)
     if status.state is State.PENDING:  # it may be waiting for something that never comes
         return _diagnosis(run, status, [*_target_messages(run), status.reason], None, ())
     events = _read_events(folder)
+    stall = _stall_that_ended(events)
+    if stall is not None and rank is None:
+        return _diagnose_ended_stall(run, status, stall, _last_decision(events))
     first = _first_failed_rank(events) if rank is None else rank
     lines = _rank_output(folder, events, first)
     target_says, supervisor_says = _target_messages(run), [*_end_messages(events), status.reason]
@@ -78,6 +83,57 @@ def diagnose_run(run: RunHandle, status: Status, *, rank: int | None = None) -> 
     frame = error.own_frame(paths.project)
     at = f"{frame.file}:{frame.line}" if frame else ""
     return replace(found, error=error.kind, at=at, in_code=found.in_code or not found.name)
+
+
+def _diagnose_live(run: RunHandle, status: Status) -> Diagnosis:
+    """Explain why a running run does not advance, if its supervisor says so."""
+    found = Diagnosis(run=run.run, state=status.state.value)
+    try:
+        condition = (run.folder.progress() or {}).get("condition")
+    except HeadwayError:
+        condition = None
+    if not isinstance(condition, dict):
+        return found
+    if condition.get("kind") != "stalled":
+        return _diagnose_waiting(found, run, status, condition)
+    stalls = [event for event in _read_events(run.folder) if event.get("kind") == "stall"]
+    return _of_stall(found, stalls[-1] if stalls else {}, str(condition.get("text", "")), run)
+
+
+def _diagnose_waiting(found: Diagnosis, run: RunHandle, status: Status, condition: Mapping[str, Any]) -> Diagnosis:
+    """Explain why nodes are missing, by what the target says of them."""
+    match = match_rules([*_target_messages(run), status.reason], run_facts(run), first=_own_rules(run))
+    cause, fix = str(condition.get("text", "")), str(condition.get("fix", ""))
+    if match is None:
+        return replace(found, name="waiting", cause=cause, fix=fix)
+    return replace(
+        found, name="waiting", cause=f"{cause}: {match.cause}", evidence=match.evidence, fix=f"{match.fix}; {fix}"
+    )
+
+
+def _of_stall(found: Diagnosis, event: Mapping[str, Any], text: str, run: RunHandle) -> Diagnosis:
+    then = str(event.get("then") or "")
+    follows = {"restart": "it is restarted if this goes on", "stop": "it is ended if this goes on"}.get(then, "")
+    return replace(
+        found,
+        name="stalled",
+        cause=str(event.get("what") or text),
+        evidence=str(event.get("where") or ""),
+        at=str(event.get("at") or ""),
+        rank=event.get("rank"),
+        fix=f"all stacks: {event.get('stacks')} in the run folder (headway pull {run.run}); "
+        f"headway stop {run.run} ends it, with its last checkpoint"
+        if event
+        else f"headway stop {run.run}",
+        decided=follows,
+    )
+
+
+def _diagnose_ended_stall(run: RunHandle, status: Status, stall: Mapping[str, Any], decided: str) -> Diagnosis:
+    found = _of_stall(Diagnosis(run=run.run, state=status.state.value), stall, "", run)
+    fix = f"edit {found.at}" if found.at else f"headway logs {run.run}"
+    fix = f"{fix}; all stacks: {stall.get('stacks')} in the run folder"
+    return replace(found, fix=fix, decided=decided, in_code=bool(found.at))
 
 
 def _relevant_lines(lines: list[str]) -> list[str]:
@@ -116,6 +172,14 @@ def _own_rules(run: RunHandle) -> tuple[FailureRule, ...]:
         return user_rules(run.folder.plan().job)
     except HeadwayError:  # damaged: the rules of the table remain
         return ()
+
+
+def _stall_that_ended(events: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the stall because of which the last attempt was ended, if one was."""
+    exits = [event for event in events if event.get("kind") == "rank_exit" and event.get("first")]
+    if not exits or not exits[-1].get("stalled"):
+        return None
+    return next((event for event in reversed(events) if event.get("kind") == "stall"), None)
 
 
 def _last_decision(events: list[dict[str, Any]]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headway.core.python_errors import PythonError, last_error
 from headway.diagnose.matching import FailureRule, Retry, RuleMatch, match_rules
 
+STALLED = "stalled"  # the exception of a run that made no progress: stalled at train.py:6
 _NO_COMMAND = (126, 127)  # exit codes of a command that cannot be executed or is not found
 _LAST_LINES = 12  # of a program that printed no traceback: what it said before is rarely the cause
 _TRACEBACK = "Traceback (most recent call last):"
@@ -32,6 +33,8 @@ def classify(
     `lines` are the last it printed, `exception` the exception and its line in the project, `rules` the job's own rules.
     Only the end of the output counts: the exception's own message, or else the last few lines.
     """
+    if exception.startswith(STALLED):
+        return Fault(retry=Retry.ONCE, why=exception, name="stalled")
     error = last_error(lines)
     ending = _message_lines(lines) if error else list(lines)[-_LAST_LINES:]
     found = match_rules(ending, first=rules)

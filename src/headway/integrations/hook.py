@@ -9,6 +9,8 @@ import importlib.util
 import sys
 from typing import Any
 
+from . import stacks
+
 # Module that defines the class -> the integration that patches it.
 TARGETS = {
     "transformers.trainer": "transformers",
@@ -69,7 +71,8 @@ def apply(integration: str, module: Any) -> None:
 
 
 def install() -> None:
-    """Wait for the frameworks of TARGETS; patch those that are imported already."""
+    """Wait for the frameworks of TARGETS; patch those that are imported already. Let the supervisor see our stacks."""
+    stacks.register()
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
     for name, integration in TARGETS.items():

@@ -46,6 +46,7 @@ class LeaseRecord:
     beat: int = 0
     spent_s: float = 0.0  # by the run before this holder took it; includes a dead holder's own once its lease is freed
     renew_s: float = RENEW_S  # seconds that one beat counts for
+    free_s: float = 0.0  # seconds of its beats that are not spent: nodes were missing, and those there are not billed
 
     @classmethod
     def parse(cls, raw: Any) -> LeaseRecord:
@@ -58,7 +59,7 @@ class LeaseRecord:
         numbers, strings = (found.attempt, found.pid, found.beat), (found.host, found.boot, found.started)
         if not all(type(value) is int for value in numbers) or not all(isinstance(value, str) for value in strings):
             raise TypeError("not a lease")
-        if not all(_is_duration(value) for value in (found.beat, found.spent_s, found.renew_s)):
+        if not all(_is_duration(value) for value in (found.beat, found.spent_s, found.renew_s, found.free_s)):
             raise TypeError("not a lease")
         return found
 
@@ -113,7 +114,7 @@ def seconds_spent(events: Sequence[Mapping[str, Any]], record: LeaseRecord | Non
     # Leases of earlier versions do not record where they count from: there the newest attempt's first event does.
     starts = [float(event.get("held_from_s", 0.0)) for event in events if event.get("kind") == "attempt"]
     before = max([record.spent_s, *starts[-1:]])
-    return max(recorded, before + record.beat * record.renew_s)
+    return max(recorded, before + max(0.0, record.beat * record.renew_s - record.free_s))
 
 
 def release_dead_holder(store: Store, is_gone: Callable[[LeaseRecord], bool], *, version: str | None = None) -> bool:
@@ -183,9 +184,12 @@ class Lease:
             except Conflict:
                 continue  # another process was faster: read again and find a live lease
 
-    def renew(self) -> None:
-        """Renew (heartbeat). Raises LeaseLost when fenced; if the store is down, its own error, and nothing is lost."""
-        self._put(replace(self._record, beat=self._record.beat + 1))
+    def renew(self, free_s: float = 0.0) -> None:
+        """Renew (heartbeat). Raises LeaseLost when fenced; if the store is down, its own error, and nothing is lost.
+
+        `free_s`: how much of this holder's time is not spent.
+        """
+        self._put(replace(self._record, beat=self._record.beat + 1, free_s=round(free_s, 3)))
 
     def advance(self) -> int:
         """Begin the next attempt under the same holder: called before the ranks are restarted in place."""

@@ -24,14 +24,22 @@ if TYPE_CHECKING:
 
 POST_TIMEOUT_S, COMMAND_TIMEOUT_S = 10.0, 60.0
 Log = Callable[[str], None]
-_EMOJI = {"finished": "✅", "failed": "❌", "budget": "💰", "stopped": "⏸", "lost": "❓"}
+_EMOJI = {
+    "finished": "✅",
+    "failed": "❌",
+    "budget": "💰",
+    "stopped": "⏸",
+    "lost": "❓",
+    "stalled": "⏳",
+    "waiting": "⏳",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notification:
     """The message to send. Holds no secrets: reasons have been through the log's redaction."""
 
-    event: str  # finished, failed, budget, stopped, lost
+    event: str  # finished, failed, budget, stopped, lost; while it runs: stalled, waiting
     run: str
     job: str
     target: str
@@ -67,6 +75,8 @@ class Notification:
 
 
 def _next_command(folder: RunFolder, plan: Plan, event: str) -> str:
+    if event in ("stalled", "waiting"):
+        return f"headway why {folder.name}"
     try:
         return next_command(folder, plan, State(event))
     except HeadwayError:  # the store does not answer: the message is still worth sending

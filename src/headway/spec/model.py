@@ -267,6 +267,10 @@ class Job:
     budget: Budget = field(default_factory=Budget)  # limits in dollars and hours, over all attempts and nodes
     max_wait: Seconds | None = None  # the longest time to wait in a queue; not counted as spent
     retries: Annotated[int, ">= 0"] = 3  # how often to restart after a crash, over all attempts
+    # without progress for this long, the run counts as stalled; default: learned from its own steps and output
+    stall: Seconds | None = field(default=None, metadata=OPTIONAL)
+    # what follows a stall: another attempt, the end of the run, a message alone, or nothing at all
+    on_stall: Literal["restart", "stop", "report", "off"] = field(default="restart", metadata=OPTIONAL)
     explain: tuple[Explain, ...] = field(default=(), metadata=OPTIONAL)  # failures of your own that `why` explains
     secrets: Mapping[Variable, Secret] = field(default_factory=dict)  # variable: reference to its secret
     log_to: tuple[TrackerName, ...] = ()  # trackers, besides the run folder

@@ -141,6 +141,7 @@ class Heartbeat(BackgroundThread):
         self._folder, self._lease, self._renew_s = folder, lease, renew_s
         self._advance = False
         self._stop_posted = False
+        self.free_s = 0.0  # how much of our time is not spent
 
     def advance(self) -> None:
         """Ask for the next attempt number; `AttemptAdvanced` is posted once the store has it."""
@@ -156,7 +157,7 @@ class Heartbeat(BackgroundThread):
             self._advance = False
             self._inbox.post(AttemptAdvanced(attempt))
         else:
-            self._lease.renew()
+            self._lease.renew(self.free_s)
         self._poll_stop_file()
 
     def interval_s(self) -> float:

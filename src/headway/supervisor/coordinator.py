@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,13 +16,14 @@ from headway.core.errors import FAILED, WORKER_RESTART, HeadwayError
 from headway.core.plan import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN, describe_next_start
 from headway.core.program import is_project
 from headway.diagnose.matching import user_rules
-from headway.rundir.lease import spent_usd
+from headway.rundir.lease import spent_usd, usd_per_hour
 from headway.rundir.submission import utc_now
 from headway.storage import local_path
 from headway.supervisor import restart_policy
 from headway.supervisor.background import AttemptAdvanced, Heartbeat, StoreDown, StoreRecovered
 from headway.supervisor.log_pipeline import Spool
 from headway.supervisor.node import Node
+from headway.supervisor.node_wait import NodeWait
 from headway.supervisor.output_observer import OutputObserver, sources_of, starts_fresh
 from headway.supervisor.processes import ControlRecord, RankExit, reported_step
 from headway.supervisor.rank_env import omp_threads
@@ -35,6 +37,7 @@ from headway.supervisor.rendezvous import (
     require_free_port,
 )
 from headway.supervisor.restart_policy import AttemptHistory, AttemptOutcome, AttemptResult, Restart
+from headway.supervisor.stall_monitor import StacksCollected, StallMonitor
 from headway.supervisor.topology import NodeTopology, single_node, with_workers
 
 _LEAST_GRACE_S = 1.0  # after SIGTERM, even if the budget is spent
@@ -65,7 +68,11 @@ class Coordinator:
         self.attempt, self._history, self._last_started = attempt, history, last_attempt
         self._refusal = refusal
         self._rules = user_rules(node.plan.job)
+        self._monitor = StallMonitor(node, self.event, self._send_peers)
+        self._progress: dict[str, Any] = {}  # the newest, without the condition
+        self._condition: dict[str, Any] | None = None
         self._started_at = time.monotonic()
+        self._free_s = 0.0  # of the time since then: nodes were missing
         self._peers: dict[int, Connected] = {}
         self._exits: dict[int, RankExit] = {}
         self._crash: RankExit | None = None
@@ -89,7 +96,7 @@ class Coordinator:
     @property
     def spent_s(self) -> float:
         """Seconds of the budget spent over all attempts, by the monotonic clock."""
-        return self._history.spent_s + time.monotonic() - self._started_at
+        return self._history.spent_s + time.monotonic() - self._started_at - self._free_s
 
     def supervise(self) -> AttemptOutcome:
         """Run attempts until the restart policy returns an outcome."""
@@ -197,10 +204,12 @@ class Coordinator:
         if self._left_s() == 0.0:
             return AttemptResult(overdue=True)
         self.node.prepare_files(self._last_started, self.attempt)
-        absent = self._wait_for_nodes()
-        if absent or self.node.stop:
-            return AttemptResult(stop=self.node.stop, absent=absent)
+        wait = self._wait_for_nodes()
+        if wait is not None or self.node.stop:
+            absent, released = (wait.absent, wait.released) if wait else ("", "")
+            return AttemptResult(stop=self.node.stop, absent=absent, released=released, overdue=self._left_s() == 0.0)
         self._lost_node = ""
+        self._monitor.begin(self.attempt)
         self._start()
         overdue = not self.node.run_until(self._must_end, self._working_s())
         if overdue and self._budget_reported:  # they export already, in the time that they reserved for it
@@ -233,20 +242,40 @@ class Coordinator:
         share = 10 if self.node.plan.resume == EXACT else 2
         return None if left is None else left - min(self.node.ranks_grace_s, left / share)
 
-    def _wait_for_nodes(self) -> str:
-        """Wait for the other nodes to join; return a message naming those that did not, or "".
+    def _wait_for_nodes(self) -> NodeWait | None:
+        """Wait until all nodes have joined; return the wait, if there was one.
 
-        Return early when a stop is requested.
+        Return early when a stop is requested, the budget is spent, or the wait is over its limits.
         """
-        node, topology = self.node, self.node.topology
-        others = set(range(1, topology.nodes))
-        if not others <= self._peers.keys():
-            node.log(f"waiting for {_node_names(others - self._peers.keys(), topology.nodes)}")
-        waited = node.settings.peers_s
-        if node.run_until(lambda: bool(node.stop) or others <= self._peers.keys(), waited):
-            return ""
-        missing = _node_names(others - self._peers.keys(), topology.nodes)
-        return f"{missing} did not join: waited {waited:g} s on port {topology.rendezvous_port}"
+        node, others = self.node, set(range(1, self.node.topology.nodes))
+        if others <= self._peers.keys():
+            return None
+        chosen = node.settings.peers_s
+        wait = NodeWait(
+            run=node.folder.name,
+            nodes=node.topology.nodes,
+            max_wait_s=node.plan.limits.max_wait_s if chosen is None else chosen,
+            release_s=node.settings.release_s,
+            usd_per_hour=usd_per_hour(node.plan),
+        )
+        wait.advance(0.0, others - self._peers.keys())
+        node.log(f"waiting for {wait.names}")
+        self.event("waiting", have=1 + len(self._peers), need=wait.nodes, missing=sorted(others - self._peers.keys()))
+        began, free_before, last = time.monotonic(), self._free_s, time.monotonic()
+
+        def over() -> bool:
+            nonlocal last
+            now, missing = time.monotonic(), others - self._peers.keys()
+            wait.advance(now - last, missing or others)
+            last = now
+            self._free_s = self._heartbeat.free_s = free_before + wait.free_s
+            self._set_condition(wait.condition if missing else None)
+            return bool(node.stop or not missing or wait.absent or wait.released or self._left_s() == 0.0)
+
+        node.run_until(over)
+        self._set_condition(None)
+        self.event("waiting_over", seconds=round(time.monotonic() - began, 1))
+        return wait if others - self._peers.keys() else None
 
     def _start(self) -> None:
         topology = self._complete_topology()
@@ -274,7 +303,7 @@ class Coordinator:
             fresh=starts_fresh(node.plan, self._last_started),
             excluded=(where.work, where.spool, where.resume, *filter(None, [local_path(node.folder.url)])),
             on_progress=self._report_progress,
-            on_metrics=lambda record: node.record_writer.metrics(attempt, record),
+            on_metrics=lambda record: self._on_metrics(attempt, record),
             note=node.log,
         )
 
@@ -302,13 +331,17 @@ class Coordinator:
         self.event("began_again", number=self.attempt, reached=reached)
         self.node.log(f"{self._began_again}: the program does not seem to continue from its files")
 
+    def _on_metrics(self, attempt: int, record: Mapping[str, Any]) -> None:
+        self.node.signs_of_life += 1
+        self.node.record_writer.metrics(attempt, record)
+
     def _report_progress(self, progress: dict[str, Any]) -> None:
         if progress.get("epoch") is not None:
             self._check_continuation(int(progress["epoch"]))
         usd = spent_usd(self.node.plan, self.spent_s)
         cost = {} if usd is None else {"usd": round(usd, 4)}
-        record = {**progress, **cost, "attempt": self.attempt, "spent_s": round(self.spent_s, 3)}
-        self.node.record_writer.progress(record)
+        self.node.signs_of_life += 1
+        self._publish_progress({**progress, **cost})
 
     def _complete_topology(self) -> NodeTopology:
         topology = self.node.topology
@@ -322,8 +355,36 @@ class Coordinator:
         own_address = next(iter(self._peers.values())).connection.own_address
         return with_workers(topology, hosts=hosts, ports=ports, own_address=own_address)
 
+    def _watch(self) -> None:
+        """Let the watchdog look at the ranks, and publish what it says."""
+        self._monitor.check()
+        if self._monitor.crash is not None and self._crash is None:
+            self._crash = crash = replace(self._monitor.crash, step=self._step)
+            self.event("rank_exit", **{**asdict(crash), "lines": list(crash.lines)}, first=True,
+                       place=restart_policy.crash_step(crash))  # fmt: skip
+            self.node.log(str(crash))
+        self._set_condition(self._monitor.condition)
+
+    def _set_condition(self, condition: dict[str, Any] | None) -> None:
+        """Publish why the run does not advance, in the progress record; None if it does."""
+        if condition != self._condition:
+            self._condition = condition
+            self._publish_progress(self._progress)
+
+    def _publish_progress(self, progress: dict[str, Any]) -> None:
+        self._progress = progress
+        condition = {} if self._condition is None else {"condition": self._condition}
+        record = {**progress, **condition, "attempt": self.attempt, "spent_s": round(self.spent_s, 3)}
+        self.node.record_writer.progress(record)
+
+    def _send_peers(self, message: dict[str, Any]) -> int:
+        for peer in self._peers.values():
+            peer.connection.send({**message, "attempt": self.attempt})
+        return len(self._peers)
+
     def _must_end(self) -> bool:
         self._collect()
+        self._watch()
         restart_requested = any(end.code == WORKER_RESTART for end in self._exits.values())
         if not self._all_ended():
             self._ended_by = self.node.end_condition.reason()
@@ -394,6 +455,8 @@ class Coordinator:
         if end.failed:
             end = self._with_exception(end)
         self._exits[end.rank] = end
+        if first and self._monitor.stalled_crash is not None:  # a rank that waited too long for the stuck one
+            end = self._exits[end.rank] = replace(self._monitor.stalled_crash, rank=end.rank, step=end.step)
         if first:
             self._crash = end
         if end.code != 0:
@@ -405,11 +468,12 @@ class Coordinator:
     def _on_rank_record(self, rank: int, record: ControlRecord) -> None:
         """Handle a control record from a rank of this node."""
         self._step = reported_step(record, self._step)
+        self._monitor.on_record(rank, record)
         progress = record.get("progress")
         if rank == 0 and self.node.observer is not None:
             self.node.observer.stop()
         if isinstance(progress, dict) and rank == 0:
-            self.node.record_writer.progress({**progress, "attempt": self.attempt, "spent_s": round(self.spent_s, 3)})
+            self._publish_progress(dict(progress))
         elif isinstance(record.get("metrics"), dict) and rank == 0:  # from `headway.integrations`
             self.node.record_writer.metrics(self.attempt, record["metrics"])
         elif isinstance(record.get("event"), str):
@@ -434,6 +498,8 @@ class Coordinator:
         elif isinstance(message, StoreRecovered):
             self.event("store_back", seconds=message.seconds)
             self.node.log(f"the store is reachable again after {message.seconds:g} s")
+        elif isinstance(message, StacksCollected):
+            self._monitor.on_message(message)
         elif isinstance(message, AttemptAdvanced):
             self.attempt = message.attempt
         elif isinstance(message, Connected):
@@ -459,6 +525,7 @@ class Coordinator:
         if not self._is_current(node, connection):
             return
         del self._peers[node]
+        self._monitor.watchdog.forget(node)
         if self._closing:
             return
         self.node.log(f"node {node} of {self.node.topology.nodes} disconnected: {why}")
@@ -469,6 +536,8 @@ class Coordinator:
         if "exit" in message and message["attempt"] == self.attempt:
             fields = {**message["exit"], "lines": tuple(message["exit"]["lines"])}
             self._rank_ended(RankExit(**fields))
+        elif "load" in message or "stacks" in message:
+            self._monitor.on_peer(node, message)
         elif "record" in message:
             self._rank_event(int(message["rank"]), message["record"])
         elif "event" in message:
@@ -514,8 +583,3 @@ class Coordinator:
             self.node.run_until(lambda: not self._peers, timeout_s)
         if self._rendezvous is not None:
             self._rendezvous.close()
-
-
-def _node_names(missing: set[int], nodes: int) -> str:
-    listed = ", ".join(map(str, sorted(missing)))
-    return f"node {listed} of {nodes}" if len(missing) == 1 else f"nodes {listed} of {nodes}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from headway.core.errors import WORKER_DONE, WORKER_RESTART
+from headway.core.errors import WORKER_DONE, WORKER_RESTART, HeadwayError
+from headway.rundir.layout import STOP
+from headway.rundir.lease import usd_per_hour
 from headway.supervisor.background import StoreDown, StoreRecovered
 from headway.supervisor.node import Node
 from headway.supervisor.processes import ControlRecord, RankExit
@@ -21,8 +24,10 @@ from headway.supervisor.rendezvous import (
     free_ports,
     interface_of,
 )
+from headway.supervisor.stall_monitor import StacksCollected, collect_stacks
 
 _KILL_TIMEOUT_S = 15.0
+_JOIN_ROUND_S = 60.0  # after which a node that waits for node 0 looks whether the run has ended
 
 
 class Follower:
@@ -37,6 +42,7 @@ class Follower:
         self._stop_sent = False
         self._attempt = 0
         self._started = False
+        self._signs = 0
         self._start_command: dict[str, Any] | None = (
             None  # a start command, executed after all pending messages are handled
         )
@@ -77,13 +83,41 @@ class Follower:
     def _join(self) -> None:
         topology = self.node.topology
         self._coordinator, self._disconnected = None, False
-        timeout_s = self.node.settings.peers_s
         hello = {"ports": free_ports(topology.processes)}
         post = self.node.loop.inbox.post
         where = (topology.master_addr, topology.rendezvous_port)
         self.node.log(f"{topology}; joining node 0 at {where[0]}:{where[1]}")
-        JoinThread(where, self._key, topology.node, hello, post, timeout_s=timeout_s).start()
-        self.node.run_until(lambda: bool(self._coordinator or self._join_error or self.node.stop))
+        began, limit_s = time.monotonic(), self._max_wait_s
+        while True:
+            self._join_error = ""
+            left_s = min(_JOIN_ROUND_S, limit_s - (time.monotonic() - began))
+            JoinThread(where, self._key, topology.node, hello, post, timeout_s=left_s).start()
+            self.node.run_until(lambda: bool(self._coordinator or self._join_error or self.node.stop))
+            if not self._join_error or time.monotonic() - began >= limit_s or self._has_ended():
+                return
+            self.node.log(f"still waiting for node 0: {self._join_error}")
+
+    @property
+    def _max_wait_s(self) -> float:
+        """Return how long to wait for node 0: as it waits for us; a node that is billed no longer than that."""
+        node, chosen = self.node, self.node.settings.peers_s
+        if chosen is not None:
+            return chosen
+        limit_s = node.plan.limits.max_wait_s
+        limit_s = math.inf if limit_s is None else limit_s
+        return limit_s if usd_per_hour(node.plan) is None else min(limit_s, node.settings.release_s)
+
+    def _has_ended(self) -> bool:
+        """Whether the run has ended or was stopped while we waited, so that node 0 never comes."""
+        folder = self.node.folder
+
+        def look() -> bool:
+            return folder.ended() is not None or folder.read_json(STOP) is not None
+
+        try:
+            return bool(self.node.run_in_thread(look))
+        except HeadwayError:  # the store is down: keep waiting
+            return False
 
     def _follow(self) -> None:
         """Execute commands until node 0 ends the run or disconnects.
@@ -103,7 +137,15 @@ class Follower:
             self._send({"stopping": self.node.stop})
             self.node.ranks.signal(signal.SIGTERM)
         self._collect()
+        self._report_load()
         return self._disconnected or self._code is not None or self._grace_over()
+
+    def _report_load(self) -> None:
+        """Tell node 0's watchdog how busy this node's ranks are, and whether they have printed anything."""
+        load = self.node.measure_load()
+        if load is not None:
+            self._send({"load": asdict(load), "signs": self.node.signs_of_life - self._signs})
+            self._signs = self.node.signs_of_life
 
     def _grace_over(self) -> bool:
         """Return whether this node's grace period is over, even though node 0 has not responded to the stop."""
@@ -140,6 +182,8 @@ class Follower:
             self._disconnected = True
         elif isinstance(message, PeerMessage):
             self._on_command(message.message)
+        elif isinstance(message, StacksCollected):
+            self._send({"stacks": [each.as_json() for each in message.stacks], "attempt": message.attempt})
         elif isinstance(message, StoreDown):
             self._event("store_down", error=message.error)
         elif isinstance(message, StoreRecovered):
@@ -157,6 +201,8 @@ class Follower:
             do == "signal" and not self._stop_sent
         ):  # this node's ranks already got SIGTERM from us; a second one would end them at once
             self.node.ranks.signal(order["number"])
+        elif do == "stacks":
+            collect_stacks(self.node, self._attempt, self.node.loop.inbox.post)
         elif do == "end":
             self._code = int(order["code"])
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.core.errors import HeadwayError, StoreError, Transient
-from headway.core.plan import BEGINNING, EXACT, Plan
+from headway.core.plan import BEGINNING, EXACT, WEBHOOK, Plan
 from headway.core.retry import NO_LIMIT, RetryPolicy, retry
 from headway.rundir.layout import RunFolder
+from headway.rundir.lease import spent_usd
 from headway.storage.redaction import Redactor, ambient_values
 from headway.supervisor.background import StoreHealth, TaskDone
 from headway.supervisor.event_loop import LeaseLostMessage, Loop, StopNow, StopRequested, ThreadDied
@@ -20,6 +21,7 @@ from headway.supervisor.file_sync import Mirror, MirrorThread, copy_folder
 from headway.supervisor.keep_rules import format_size, is_checkpoint
 from headway.supervisor.log_pipeline import ConsoleWriter, Spool, upload_leftovers
 from headway.supervisor.output_observer import EndCondition, OutputObserver
+from headway.supervisor.process_load import SAMPLE_S, LoadMeter
 from headway.supervisor.processes import ControlRecord, OrphanReaper, Ranks, ZombieReaper
 from headway.supervisor.rank_env import (
     NodeFolders,
@@ -31,6 +33,7 @@ from headway.supervisor.rank_env import (
 )
 from headway.supervisor.record_writer import RecordWriter
 from headway.supervisor.topology import NodeTopology
+from headway.supervisor.watchdog import UNIT_S, Load
 from headway.supervisor.workdir import PrepareResult, Workdir, make_workdir
 
 _RESTORE_RETRY = RetryPolicy(tries=NO_LIMIT, total_s=math.inf, first_pause_s=1.0, longest_pause_s=30.0)
@@ -53,9 +56,11 @@ class SupervisorSettings:
     renew_s: float = 10.0
     first_pause_s: float = 1.0
     mirror_s: float = 30.0
-    peers_s: float = 300.0
+    peers_s: float | None = None  # how long to wait for other nodes, instead of the job's max_wait
+    release_s: float = 600.0  # how long billed nodes wait for others before they are given back
     flush_s: float = 120.0  # how long a run that has ended waits for a store that is down
     max_same_step_crashes: int = 3  # consecutive crashes at the same step before the run fails
+    stall_s: float = UNIT_S  # the unit of the watchdog's limits
     halt_s: float = 10.0  # grace period of the other ranks after one failed: they cannot finish a step without it
 
 
@@ -113,6 +118,8 @@ class Node:
         self._restored = False
         self._data: dict[str, str] = {}  # paths of the project's named data
         self._reaper = ZombieReaper()
+        self._load_meter = LoadMeter(min(SAMPLE_S, self.settings.stall_s / 6))
+        self.signs_of_life = 0  # how often a program has printed, logged a metric or moved on
 
     @property
     def grace_s(self) -> float:
@@ -242,9 +249,26 @@ class Node:
 
     def _on_output(self, rank: int, lines: bytes) -> None:
         self.end_condition.on_output(rank, lines)
+        self.signs_of_life += bool(lines)
         self.console.write_output(rank, lines)
         if rank == 0 and self.observer is not None:
             self.observer.on_output(lines)
+
+    def measure_load(self) -> Load | None:
+        """Return how busy the ranks are, every few seconds; None in between."""
+        if not self.ranks.running or not self._load_meter.due(time.monotonic()):
+            return None
+        return self._load_meter.sample(self.ranks.pids_by_rank)
+
+    def notify(self, event: str, reason: str, spent_s: float) -> None:
+        """Post to the job's webhook, if it has one. Waits for it: call it on a thread, or at the end."""
+        url = self.secrets.variables.get(WEBHOOK)
+        if not url:
+            return
+        from headway.rundir.notify import Notification, post_webhook
+
+        notice = Notification.for_run(self.folder, self.plan, event, reason, spent_s, spent_usd(self.plan, spent_s))
+        post_webhook(url, notice, self.console.write_line)
 
     def sweep(self) -> None:
         """Clean up once all ranks have ended: kill the processes they left and write all their output to disk."""

@@ -64,6 +64,8 @@ class RankExit:
     lines: tuple[str, ...] = ()
     seconds: float = 0.0  # how long it ran
     exception: str = ""  # the exception that ended it and its line in the project: ValueError at train.py:6
+    stalled: str = ""  # how it made no progress, if that is why the ranks were ended
+    end_run: bool = False  # it must not be started again, by the job's `on_stall: stop`
     killed_by: str = ""  # who sent SIGKILL: "headway", or "another process" if the kernel reports no lack of memory
 
     @property
@@ -71,6 +73,8 @@ class RankExit:
         return self.code not in (0, 143)
 
     def __str__(self) -> str:
+        if self.stalled:
+            return f"stalled: {self.stalled}"
         if self.signal == "SIGKILL" and self.killed_by == "headway":
             return f"rank {self.rank} did not exit in time, so Headway killed it"
         if self.signal == "SIGKILL" and self.killed_by:
@@ -230,6 +234,10 @@ class Ranks:
     @property
     def pids(self) -> set[int]:
         return set(self._running)
+
+    @property
+    def pids_by_rank(self) -> dict[int, int]:
+        return {rank.rank: pid for pid, rank in self._running.items()}
 
     def start(self, command: Command, log: Spool) -> None:
         env = {**command.env, SUPERVISOR_VARIABLE: self._orphan_reaper.label}

@@ -23,9 +23,11 @@ from headway.core import platform
 from headway.core.errors import BadInput
 from headway.core.plan import Plan
 from headway.core.program import DATA, entry_files, fill_placeholders, is_project, uses_project_code
+from headway.integrations.stacks import STACKS_FILE
 from headway.supervisor.image_entry import ADDED
 from headway.supervisor.processes import Command
 from headway.supervisor.project_python import PYTHON, python_path, require_python, search_path
+from headway.supervisor.stacks import stack_file
 from headway.supervisor.topology import NodeTopology, cpus_here, rank_env
 
 # Injected secrets: values that a target passes in, never as arguments and never in a plan.
@@ -151,6 +153,11 @@ _TORCHRUN_CHECK = re.compile(
 # Accelerate, also below the Trainer, makes a process group of one where RANK is set, and warns of it.
 _ASKS_BY_ITSELF = re.compile(rb"^\s*(?:import|from)\s+(?:accelerate|transformers|trl)\b", re.MULTILINE)
 _NEEDS_RANK = re.compile(rb"""environ\[\s*(["'])(?:RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\1\s*\]""")
+_FLIGHT_RECORDER = {
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "{run_dir}/nccl-trace-rank-",
+}
 _MAX_SOURCES, _MAX_SOURCE_BYTES = 200, 1 << 20
 
 
@@ -351,7 +358,11 @@ def rank_command(
         "HEADWAY_CODE_DIR": str(workdirs.code),
         "HEADWAY_RUN_DIR": str(workdirs.files),
         "HEADWAY_RESUME_DIR": str(workdirs.resume),
+        STACKS_FILE: str(stack_file(workdirs.work, topology.ranks[local_rank])),
     }
+    if topology.size > 1:  # what NCCL did last is written at its time-out
+        recorder = {name: fill_placeholders(value, values) for name, value in _FLIGHT_RECORDER.items()}
+        env = {**recorder, **env}
     if is_project(plan.job):  # the project's root is importable, as it is for `python -m`
         own = {**env, PYTHON: base.get(PYTHON, "")}
         folders, hook_variables = python_path(plan.job, own, workdirs.code)

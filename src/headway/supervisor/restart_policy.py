@@ -60,6 +60,7 @@ class AttemptResult:
     killed: tuple[int, ...] = ()  # ranks that did not end within the grace period
     lost: str = ""  # message about a node that disconnected
     absent: str = ""  # message about nodes that never joined
+    released: str = ""  # message about billed nodes that are given back because others are missing
     crash: RankExit | None = None  # the first rank that failed by itself
     ended_by: str = ""  # why a program that does not exit counts as finished (`ends_when`)
     micro_batches: int = 0  # out of memory: the number of micro-batches per batch to try next
@@ -213,6 +214,8 @@ def _outcome_without_crash(result: AttemptResult) -> AttemptOutcome | None:
             reason=_with_killed_ranks(f"{result.stop}: asked to stop", result),
             exit_code=WORKER_RESTART,
         )
+    if result.released:
+        return AttemptOutcome(state="stopped", reason=result.released, exit_code=FAILED)
     if result.absent:
         return AttemptOutcome(state="failed", reason=result.absent, exit_code=FAILED)
     if result.crash is None and not result.lost:
@@ -235,6 +238,8 @@ def _certain_to_fail(fault: Fault, history: AttemptHistory, crash: RankExit | No
     """
     if crash is None:
         return ""
+    if crash.end_run:
+        return "on_stall: stop, so it is not retried"
     if fault.retry is Retry.NEVER:
         what = f"{crash.exception}: the same code would fail again" if crash.exception else fault.why
         return f"{what}, so it is not retried"

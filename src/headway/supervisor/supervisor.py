@@ -26,12 +26,12 @@ from headway.core.errors import (
     StoreError,
     Transient,
 )
-from headway.core.plan import UNKNOWN, WEBHOOK, Plan
+from headway.core.plan import UNKNOWN, Plan
 from headway.core.platform import timing
 from headway.core.retry import NO_LIMIT, RetryPolicy, poll, retry
 from headway.rundir import lease as leases
 from headway.rundir.layout import PLAN, SUBMISSION, RunFolder, SegmentWriter
-from headway.rundir.lease import Lease, spent_s, spent_usd
+from headway.rundir.lease import Lease, spent_s
 from headway.rundir.submission import utc_now
 from headway.rundir.teardown import keep_on_failure_s
 from headway.storage import join, open_store
@@ -58,17 +58,8 @@ from headway.supervisor.topology import NodeTopology, detect_topology
 
 def send_notification(node: Node, outcome: AttemptOutcome, spent_s: float) -> None:
     """Post to the webhook, if one is configured, unless the run was stopped: then someone waits for us to exit."""
-    url = node.secrets.variables.get(WEBHOOK)
-    if not url or outcome.state == "stopped" or node.stop_at is not None:
-        return
-    from headway.rundir.notify import Notification, post_webhook
-
-    usd = spent_usd(node.plan, spent_s)
-    post_webhook(
-        url,
-        Notification.for_run(node.folder, node.plan, outcome.state, outcome.reason, spent_s, usd),
-        node.console.write_line,
-    )
+    if outcome.state != "stopped" and node.stop_at is None:
+        node.notify(outcome.state, outcome.reason, spent_s)
 
 
 def keep_after_failure(node: Node, outcome: AttemptOutcome, spent_s: float, sleep: Callable[[float], None]) -> None:
@@ -458,8 +449,10 @@ def _settings(env: Mapping[str, str], job_env: Mapping[str, str]) -> SupervisorS
         "restart_pause": "first_pause_s",
         "mirror": "mirror_s",
         "peers": "peers_s",
+        "release": "release_s",
         "flush": "flush_s",
         "halt": "halt_s",
+        "stall": "stall_s",
         "same_step_crashes": "max_same_step_crashes",
     }
     named = {**timing(job_env), **timing(env)}

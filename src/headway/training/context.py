@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from headway.core.errors import HeadwayError, StoreError
+from headway.integrations import stacks
 from headway.rundir.layout import SegmentWriter
 from headway.rundir.lease import RENEW_S, Lease, LeaseLost
 from headway.storage.base import Store
@@ -88,6 +89,7 @@ class Session:
             self.rank_info = self._standalone_info(url or os.environ.get("HEADWAY_RUN_URL"), config, seed)
         self.store: Store = self.rank_info.store
         self.control: ControlChannel = self._control()
+        stacks.register()
         self.preemption = PreemptionHandler(self.rank_info.grace_s, self.rank_info.deadline_s, log=self.log)
         self.preemption.install()
         self.group.init_process_group()

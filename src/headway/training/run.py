@@ -59,6 +59,7 @@ from headway.training.schedules import freeze, set_rate
 from headway.training.settings import ComputeKeys, given_keys, read_settings, to_channels_last
 from headway.training.step_arguments import Optimizers, read_optimizers, read_step_arguments
 from headway.training.step_boundary import StepBoundary
+from headway.training.step_times import BETWEEN, STEP, TIMES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -461,7 +462,8 @@ class Run:
         position, boundary, batches = self._checkpoints.position, self._boundary, self._batches
         self._steps = self._expected_steps()
         divided = self.world.size * self.accumulate > 1
-        for batch in batches.training_batches(feed, position, self.accumulate):
+        TIMES.phase = STEP
+        for batch in TIMES.timed(batches.training_batches(feed, position, self.accumulate)):
             counts = self._counts = type(batch) is not PaddingBatch
             self._share = batches.share(feed, position, self._micro, self.accumulate) if counts and divided else 1.0
             self._weight = self._share if counts else 0.0
@@ -487,6 +489,7 @@ class Run:
                 if not self._manual.pending:  # gradients are not saved
                     boundary.after_step(stepped=position.step > before)
         self._manual.require_none("at the end of the epoch")
+        TIMES.phase = BETWEEN
         boundary.after_steps()
 
     @overload
@@ -750,11 +753,12 @@ class Run:
             32.0
         """
         self._seeder.reseed(EVALUATION, self.global_step)
-        for number, batch in enumerate(self._batches.evaluation_batches(feed)):
-            self._boundary.check_stop()
-            if number and self._boundary.stop_requested:
-                return
-            yield self._batches.to_device(batch)
+        with TIMES.during("evaluation"):
+            for number, batch in enumerate(self._batches.evaluation_batches(feed)):
+                self._boundary.check_stop()
+                if number and self._boundary.stop_requested:
+                    return
+                yield self._batches.to_device(batch)
 
     def total(self, value: Any) -> Any:
         """Sum a number, a tensor or a dictionary of numbers over ranks. Call it on every rank.
@@ -808,6 +812,7 @@ class Run:
         Example:
             >>> run.finish()
         """
+        TIMES.phase = "finish"
         self._boundary.finish(bundle)
 
     # Internals
@@ -923,7 +928,7 @@ class Run:
     def _progress_numbers(self) -> dict[str, Any]:
         """Return the numbers of the progress line. Called from the reporter thread."""
         position = self._checkpoints.position
-        numbers: dict[str, Any] = {"step": position.step, "epoch": position.epoch}
+        numbers: dict[str, Any] = {"step": position.step, "epoch": position.epoch, "phase": TIMES.phase}
         if self._epochs is not None:  # after the last epoch, position.epoch is one past it
             numbers |= {"epochs": self._epochs, "epoch": min(position.epoch, max(0, self._epochs - 1))}
         if self._steps:

@@ -152,12 +152,16 @@ def cluster_events(api: Api, options: Options, run: str, url: str) -> list[str]:
     return [*messages, *exits]
 
 
-def events(api: Api, namespace: str, names: Iterable[str], *, of_run: str = "") -> list[str]:
-    """Return distinct warnings about these objects, newest last; `of_run` adds those about its pods, deleted or not."""
+def events(api: Api, namespace: str, names: Iterable[str], *, of_run: str = "", warnings: bool = True) -> list[str]:
+    """Return distinct warnings about these objects, newest last; `of_run` adds those about its pods, deleted or not.
+
+    With `warnings` False, all events: a node is added, an image is pulled, a container is started.
+    """
     pods = re.compile(rf"{re.escape(of_run)}-{_POD}") if of_run else None
     kept = set(names)
     try:
-        answer = api("GET", f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": "type=Warning"})
+        chosen = {"fieldSelector": "type=Warning"} if warnings else {}
+        answer = api("GET", f"/api/v1/namespaces/{namespace}/events", query=chosen)
     except (Forbidden, NotFound):  # events are optional
         return []
     relevant = {id(item): str(item.get("involvedObject", {}).get("name")) for item in answer.get("items") or ()}
@@ -326,7 +330,9 @@ def _will_restart(handle: Handle, view: ClusterView) -> bool:
 def _live_status(api: Api, options: Options, handle: Handle, view: ClusterView, inputs: StatusInputs) -> Status:
     running = [pod for pod in view.pods if pod.running and not pod.terminating]
     if inputs.started and inputs.end is None and running:
-        return Status(state=State.RUNNING, reason=_pods_text(view.pods))
+        waiting = next((pod for pod in view.pods if pod.problem and not pod.terminating), None)
+        reason = f"pod {waiting.name}: {with_advice(waiting.problem)}" if waiting else _pods_text(view.pods)
+        return Status(state=State.RUNNING, reason=reason)
     if not inputs.started:
         start_failure = _start_failure(api, options, view)
         if start_failure:

@@ -159,6 +159,13 @@ class KubernetesTarget(Target):
         """Return the cluster's warnings about the run for `headway why`, including those about deleted pods."""
         return kubernetes_status.cluster_events(self._api(handle), self.options, handle.run, handle.url)
 
+    def startup_events(self, handle: Handle) -> list[str]:
+        """Return the cluster's events about the run and its pods, also those that are no warnings."""
+        api, options = self._api(handle), self.options
+        pods = kubernetes_status.workers(api, options, handle.run, handle.url)
+        names = [handle.run, f"{handle.run}-reaper", *(pod.name for pod in pods)]
+        return kubernetes_status.events(api, options.namespace, names, warnings=False)
+
     def exec_command(self, handle: Handle) -> ExecCommand:
         if shutil.which("kubectl") is None:
             raise BadInput("kubectl is not installed on this machine", fix="https://kubernetes.io/docs/tasks/tools")

@@ -28,6 +28,7 @@ from headway.training.context import Session, log_line
 from headway.training.nonfinite import WeightCheck
 from headway.training.optim import Average
 from headway.training.progress_state import CheckpointSchedule, Scores, TrainState
+from headway.training.step_times import CHECKPOINT, TIMES
 
 # Stale temporary files
 
@@ -284,7 +285,8 @@ class CheckpointManager:
         self._names, self._score = [], None
         self.schedule.record_checkpoint()
         self._snapshot_position = self._position_key
-        self.writer.save(request, tensors, self._replicated(tensors), frozen_names(self.objects, tensors))
+        with TIMES.during("checkpoint", CHECKPOINT):
+            self.writer.save(request, tensors, self._replicated(tensors), frozen_names(self.objects, tensors))
 
     def stage(self) -> None:
         """Snapshot the current state, to be written only if the run is stopped before the next snapshot."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from headway.core.errors import BadInput
 from headway.training.devices import HostNumbers, small_tensor
+from headway.training.step_times import RANKS, TIMES
 
 # Control slots at the end of the last gradient bucket
 #
@@ -237,8 +238,10 @@ class GradientSync:
         self._pack_statistics()
         while self._launched < len(self._buckets):
             self._start_all_reduce()
+        began = TIMES.begin(RANKS)
         for work in self._pending:
             work.wait()
+        TIMES.end(RANKS, began)
         self._pending.clear()
         reduced = self._slots.reduced_on_host() if self._on_host else self._slots.reduced()
         self._divide(max(reduced.weight, _MIN_DIVISOR) / divided_by)

@@ -379,7 +379,8 @@ def _live(launched: RunHandle) -> Iterator[Any]:
 
 def _progress(launched: RunHandle) -> dict[str, Any] | None:
     try:
-        return launched.folder.progress()
+        record = launched.folder.progress() or {}
+        return record if record.keys() & {"step", "epoch", "doing"} else None  # a program that reports nothing
     except HeadwayError:  # the store is unreachable at the moment: leave the bar unchanged
         return None
 

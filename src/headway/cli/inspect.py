@@ -282,7 +282,7 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
     from headway.cli.follow import next_for, recorded_kind
     from headway.cli.render import links
     from headway.rundir.history import last_metrics
-    from headway.rundir.overview import RunOverview
+    from headway.rundir.overview import RunOverview, describe_speed, describe_system
 
     folder = launched.folder
     overview = RunOverview.of(folder, status=status)
@@ -302,11 +302,19 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
         "checkpoint": overview.checkpoint,
         "kept": _kept(folder),
         "progress": overview.progress or None,
+        "speed": describe_speed(overview.progress, _usd_per_hour(folder)),
+        "machine": describe_system(overview.progress),
         "metrics": last_metrics(folder),
         "spent": overview.spent.as_json(),
         "links": links(launched),
         "next": next_for(launched, status.state),
     }
+
+
+def _usd_per_hour(folder: RunFolder) -> float | None:
+    from headway.rundir.lease import usd_per_hour
+
+    return usd_per_hour(folder.plan())
 
 
 def _describe_fault(fault: Mapping[str, Any] | None) -> str:
@@ -410,6 +418,8 @@ def describe_status(found: dict[str, Any]) -> str:
         "attempts": str(found["attempts"]),
         "failure": _describe_fault(found.get("fault")),
         "step": describe_position(progress, running=found["state"] == "running"),
+        "speed": found.get("speed", "") if found["state"] == "running" else "",
+        "machine": found.get("machine", "") if found["state"] == "running" else "",
         "metrics": describe_metrics(found.get("metrics") or {}),
         "saved": "" if found["checkpoint"] is None else f"step {found['checkpoint']}",
         "files": f"{_count(kept['files'])}, {size(kept['bytes'])} kept" if kept else "",

@@ -19,7 +19,7 @@ from headway.core.errors import HeadwayError
 from headway.core.format import duration
 from headway.core.types import LogLine, State, Status
 from headway.rundir.history import Curves
-from headway.rundir.overview import RunOverview
+from headway.rundir.overview import RunOverview, describe_speed
 from headway.rundir.spending import Spending
 from headway.storage import local_path
 
@@ -227,8 +227,9 @@ def where(view: RunSnapshot) -> list[str]:
         parts.append(f"step {progress['step']}" + (f"/{progress['steps']}" if progress.get("steps") else ""))
     if progress.get("doing"):
         parts.append(str(progress["doing"]))
-    if progress.get("rate"):
-        parts.append(f"{progress['rate']:.3g} steps/s")
+    speed = describe_speed(progress)
+    if speed:
+        parts.append(speed)
     if progress.get("eta_s") is not None and not view.status.state.ended:
         parts.append(f"{duration(progress['eta_s'])} left")
     return parts

@@ -70,6 +70,7 @@ class Coordinator:
         self._rules = user_rules(node.plan.job)
         self._monitor = StallMonitor(node, self.event, self._send_peers)
         self._progress: dict[str, Any] = {}  # the newest, without the condition
+        self._system: dict[str, Mapping[str, Any]] = {}  # the newest sample of each node
         self._condition: dict[str, Any] | None = None
         self._started_at = time.monotonic()
         self._free_s = 0.0  # of the time since then: nodes were missing
@@ -364,6 +365,16 @@ class Coordinator:
                        place=restart_policy.crash_step(crash))  # fmt: skip
             self.node.log(str(crash))
         self._set_condition(self._monitor.condition)
+        system = self.node.measure_system()
+        if system is not None:
+            self._record_system(self.node.topology.node, system)
+
+    def _record_system(self, node: int, sample: Mapping[str, Any]) -> None:
+        """Record a sample of a machine: in the run folder, and the newest of each node with the progress."""
+        self._system[str(node)] = sample
+        where = {"time": utc_now(), "node": node, "step": self._step}
+        self.node.record_writer.system(self.attempt, {**where, **sample})
+        self._publish_progress(self._progress)
 
     def _set_condition(self, condition: dict[str, Any] | None) -> None:
         """Publish why the run does not advance, in the progress record; None if it does."""
@@ -374,7 +385,8 @@ class Coordinator:
     def _publish_progress(self, progress: dict[str, Any]) -> None:
         self._progress = progress
         condition = {} if self._condition is None else {"condition": self._condition}
-        record = {**progress, **condition, "attempt": self.attempt, "spent_s": round(self.spent_s, 3)}
+        system = {"system": self._system} if self._system else {}
+        record = {**progress, **condition, **system, "attempt": self.attempt, "spent_s": round(self.spent_s, 3)}
         self.node.record_writer.progress(record)
 
     def _send_peers(self, message: dict[str, Any]) -> int:
@@ -538,6 +550,8 @@ class Coordinator:
             self._rank_ended(RankExit(**fields))
         elif "load" in message or "stacks" in message:
             self._monitor.on_peer(node, message)
+        elif "system" in message:
+            self._record_system(node, message["system"])
         elif "record" in message:
             self._rank_event(int(message["rank"]), message["record"])
         elif "event" in message:

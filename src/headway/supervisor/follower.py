@@ -146,6 +146,9 @@ class Follower:
         if load is not None:
             self._send({"load": asdict(load), "signs": self.node.signs_of_life - self._signs})
             self._signs = self.node.signs_of_life
+        system = self.node.measure_system()
+        if system is not None:
+            self._send({"system": system})
 
     def _grace_over(self) -> bool:
         """Return whether this node's grace period is over, even though node 0 has not responded to the stop."""

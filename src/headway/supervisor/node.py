@@ -32,6 +32,7 @@ from headway.supervisor.rank_env import (
     remove_workdirs,
 )
 from headway.supervisor.record_writer import RecordWriter
+from headway.supervisor.system_stats import SystemMeter
 from headway.supervisor.topology import NodeTopology
 from headway.supervisor.watchdog import UNIT_S, Load
 from headway.supervisor.workdir import PrepareResult, Workdir, make_workdir
@@ -118,6 +119,7 @@ class Node:
         self._restored = False
         self._data: dict[str, str] = {}  # paths of the project's named data
         self._reaper = ZombieReaper()
+        self._system_meter = SystemMeter()
         self._load_meter = LoadMeter(min(SAMPLE_S, self.settings.stall_s / 6))
         self.signs_of_life = 0  # how often a program has printed, logged a metric or moved on
 
@@ -259,6 +261,10 @@ class Node:
         if not self.ranks.running or not self._load_meter.due(time.monotonic()):
             return None
         return self._load_meter.sample(self.ranks.pids_by_rank)
+
+    def measure_system(self) -> dict[str, Any] | None:
+        """Return CPU, memory, disk and network of this machine, every ten seconds; None in between."""
+        return self._system_meter.sample() if self._system_meter.due(time.monotonic()) else None
 
     def notify(self, event: str, reason: str, spent_s: float) -> None:
         """Post to the job's webhook, if it has one. Waits for it: call it on a thread, or at the end."""

@@ -35,6 +35,7 @@ class RecordWriter(BackgroundThread):
         self._closed: set[Spool] = set()
         self._progress: dict[str, Any] | None = None
         self._events_written = 0.0
+        self._system: dict[int, SegmentWriter] = {}
         self._metrics: dict[int, SegmentWriter] = {}  # of scripts that do not write their own, by attempt
         self._due = {"events": math.inf, "logs": 0.0, "progress": 0.0}
 
@@ -69,6 +70,12 @@ class RecordWriter(BackgroundThread):
         with self._lock:
             writer = self._metrics.setdefault(attempt, SegmentWriter(self._folder.store, "metrics", attempt, "s"))
         writer.add(self._redact(line.encode("utf-8", "backslashreplace")).decode("utf-8", "replace"))
+
+    def system(self, attempt: int, record: Mapping[str, Any]) -> None:
+        """Add a sample of a machine. Written with the logs."""
+        with self._lock:
+            writer = self._system.setdefault(attempt, SegmentWriter(self._folder.store, "system", attempt, "s"))
+        writer.add(json.dumps(record))
 
     @property
     def progress_s(self) -> float:
@@ -111,7 +118,7 @@ class RecordWriter(BackgroundThread):
 
     def _write_metrics(self) -> None:
         with self._lock:
-            writers = list(self._metrics.values())
+            writers = [*self._metrics.values(), *self._system.values()]
         for writer in writers:
             writer.flush()
 

@@ -29,11 +29,10 @@ class Load:
     cores: float = 0.0
     bytes_per_s: float = 0.0
     stopped: tuple[int, ...] = ()  # ranks that SIGSTOP has stopped
-    gpu: float = 0.0  # utilisation of the busiest accelerator, 0 to 1
 
     @property
     def busy(self) -> bool:
-        return self.cores > _BUSY_CORES or self.bytes_per_s > _BUSY_BYTES_PER_S or self.gpu > 0.05
+        return self.cores > _BUSY_CORES or self.bytes_per_s > _BUSY_BYTES_PER_S
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Load:
@@ -41,7 +40,6 @@ class Load:
             cores=float(record.get("cores", 0.0)),
             bytes_per_s=float(record.get("bytes_per_s", 0.0)),
             stopped=tuple(record.get("stopped", ())),
-            gpu=float(record.get("gpu", 0.0)),
         )
 
 

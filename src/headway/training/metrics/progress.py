@@ -17,6 +17,7 @@ from headway.core.errors import BadInput, StoreError
 from headway.core.plan import BUDGET_USD, USD_PER_HOUR
 from headway.rundir.layout import segment_interval_s
 from headway.training.context import ControlChannel, log_line
+from headway.training.step_times import TIMES
 
 SPENT = "HEADWAY_SPENT_S"
 
@@ -76,6 +77,8 @@ class Reporter:
         self._read_progress, self._control, self._flush, self._shown = read_progress, control, flush, shown
         self._live = shown and sys.stderr.isatty()
         self._stopped = threading.Event()
+        self._world = int(os.environ.get("WORLD_SIZE") or 1)
+        self._recent_times: deque[tuple[float, int, dict[str, float]]] = deque(maxlen=WINDOW)
         self._recent_steps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._began = self._flushed = self._last_line_at = time.monotonic()
         self._warned = False
@@ -113,6 +116,7 @@ class Reporter:
         now = time.monotonic()
         self._recent_steps.append((now, numbers["step"]))
         self._add_speed(numbers)
+        self._add_waits(numbers, now)
         numbers |= self._cost_meter.numbers
         self._control.progress(**numbers)
         if self._live:
@@ -129,6 +133,19 @@ class Reporter:
             numbers["rate"] = round(rate, 3)
             if numbers.get("steps"):
                 numbers["eta_s"] = round((numbers["steps"] - here) / rate, 1)
+
+    def _add_waits(self, numbers: dict[str, Any], now: float) -> None:
+        """Add samples per second of all ranks, and the shares of this rank's time that it waited, by cause."""
+        self._recent_times.append((now, TIMES.samples, dict(TIMES.waited_s)))
+        then, samples, waited = self._recent_times[0]
+        if now - then < POLL_S / 2:
+            return
+        seconds = now - then
+        if TIMES.samples > samples:
+            numbers["samples_s"] = round((TIMES.samples - samples) * self._world / seconds, 2)
+        shares = {cause: round((total - waited[cause]) / seconds, 3) for cause, total in TIMES.waited_s.items()}
+        if any(shares.values()):
+            numbers["waits"] = shares
 
 
 def progress_line(numbers: dict[str, Any]) -> str:

@@ -223,7 +223,7 @@ class JoinThread(threading.Thread):
             connection.receive_all(0, self._post)
             return
         self._post(
-            RendezvousTimeout(f"could not reach node 0: waited {self._timeout_s:g} s for {address}:{port} ({why})")
+            RendezvousTimeout(f"could not reach node 0: waited {self._timeout_s:.3g} s for {address}:{port} ({why})")
         )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from headway.core.plan import EXACT
-from headway.pricing.table import PEAK_TFLOPS
 from headway.spec import Job
 from headway.spec.rules import COMPUTE
 
@@ -19,6 +18,8 @@ def best_precision(accelerator: str) -> str:
     """Return the fastest usual precision of a GPU; fp32 for one that is not known."""
     if accelerator in _FP16:
         return "fp16"
+    from headway.pricing.table import PEAK_TFLOPS
+
     return "bf16" if accelerator in PEAK_TFLOPS and accelerator not in _FP32 else "fp32"
 
 

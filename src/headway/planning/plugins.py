@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import Problem
-from headway.packaging.requirements import files_present
 from headway.plugins import RECIPES, RECORDED_FACTS, STORES, TARGETS, TRACKERS, plugin_of
 from headway.plugins.registry import BrokenPlugin, Registry, is_path
 from headway.spec import Job, dump
@@ -150,6 +149,8 @@ def _required(job: Job) -> set[str]:
     """Return the names in the job's requirements, normalised."""
     if not job.requirements:
         return set()
+    from headway.packaging.requirements import files_present
+
     root = Path(job.root).resolve()
     lines = [line for file in files_present(root, job.requirements) for line in (root / file).read_text().splitlines()]
     return {_name(found[0]) for line in lines if (found := re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line.strip()))}

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from headway.packaging import supervisor_runtime
+from tests.shared import made_once
 from tests.targets.vertex.cloud import Cloud, google
 from tests.targets.vertex.lab import Lab
+
+
+@pytest.fixture(autouse=True)
+def _one_runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the supervisor's archive once. Tests have a HEADWAY_HOME of their own, and each would make it again."""
+    folder = made_once(tmp_path_factory, "runtimes", lambda folder: folder.mkdir())
+    monkeypatch.setattr(supervisor_runtime, "_folder", lambda: folder)
 
 
 @pytest.fixture

@@ -159,6 +159,11 @@ class KubernetesTarget(Target):
         """Return the cluster's warnings about the run for `headway why`, including those about deleted pods."""
         return kubernetes_status.cluster_events(self._api(handle), self.options, handle.run, handle.url)
 
+    def kept_until(self, handle: Handle) -> float | None:
+        """Return the end of `keep`: until then a finished PyTorchJob and its pods can be looked at with kubectl."""
+        ended = folder_of(handle).ended() if self.options.engine == "pytorchjob" else None
+        return None if ended is None else submission.unix_seconds(ended.get("time")) + self.options.keep
+
     def exec_command(self, handle: Handle) -> ExecCommand:
         if shutil.which("kubectl") is None:
             raise BadInput("kubectl is not installed on this machine", fix="https://kubernetes.io/docs/tasks/tools")

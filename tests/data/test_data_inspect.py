@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli import main
 from headway.core.errors import BadInput
 from headway.data.dataset.inspect import dropped, inspect, verify
 from headway.data.prepare.pipeline import PrepareOptions, prepare
@@ -110,3 +111,13 @@ def test_where_nothing_was_prepared_there_is_nothing_to_verify(tmp_path: Path) -
         verify(str(tmp_path))
     with pytest.raises(BadInput, match="headway data prepare"):
         inspect(str(tmp_path))
+
+
+def test_shards_are_never_to_be_written_into_the_raw_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "splits.json").write_text("{}")
+    assert main(["data", "inspect", str(raw)]) == 2
+    assert f"headway data prepare {raw} --to {raw}-prepared" in capsys.readouterr().err
+    assert main(["data", "inspect", str(tmp_path / "nothing")]) == 2
+    assert f"headway data prepare SOURCE --to {tmp_path / 'nothing'}" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.errors import DiskFull
 from headway.data.download.archive import BadArchive, Limits, is_archive, looks_packed, unpack
 
 
@@ -169,3 +170,21 @@ def test_endings_are_known() -> None:
     assert is_archive("A.ZIP")
     assert is_archive("b.tar.xz")
     assert not is_archive("c.rar")
+
+
+def test_a_megabyte_that_expands_to_a_gibibyte_is_refused(tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as packed, packed.open("zeros", "w") as file:
+        for _ in range(1024):
+            file.write(bytes(1 << 20))
+    assert bomb.stat().st_size < 1_100_000
+    with pytest.raises(BadArchive, match=r"exceeds 10[0-9] MB, which is 100 times|exceeds 105 MB, the most"):
+        unpack(bomb, tmp_path / "to")
+    assert [path.name for path in tmp_path.iterdir()] == ["bomb.zip"]
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused_while_there_is_room(tmp_path: Path) -> None:
+    packed = made_zip(tmp_path / "a.zip", {"a": bytes(range(256)) * 8000})
+    with pytest.raises(DiskFull, match="of the free disk space"):
+        unpack(packed, tmp_path / "to", Limits(disk_share=1e-9))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]

@@ -19,8 +19,10 @@ import traceback
 from pathlib import Path
 
 from tests.fuzz.mutate import mutations
-from tests.fuzz.subjects import SUBJECTS
+from tests.fuzz.sealed import SEALED
+from tests.fuzz.subjects import SUBJECTS as PLAIN
 
+SUBJECTS = PLAIN | SEALED
 KEPT = Path(".cache/fuzz")
 SLOW_S = 10.0  # a reader that takes longer for a few kilobytes is as bad as one that crashes
 

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from tests.fuzz.mutate import mutations
+from tests.fuzz.sealed import SEALED
 from tests.fuzz.subjects import SUBJECTS
 
 INPUTS = 150
@@ -21,6 +22,19 @@ def test_no_bytes_whatever_make_a_reader_fail_in_another_way_than_it_says(name: 
     for sample in subject.samples:
         subject.meets(sample)
     for body in itertools.islice(mutations(subject.samples, seed=1), INPUTS):
+        subject.meets(body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SEALED))
+def test_files_with_right_checksums_are_refused_or_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for needed in ("torch", "tokenizers", "pyarrow", "starlette"):
+        pytest.importorskip(needed)
+    monkeypatch.setenv("COLUMNS", "80")
+    subject = SEALED[name]()
+    for sample in subject.samples:
+        subject.meets(sample)
+    for body in itertools.islice(mutations(subject.samples, seed=2), INPUTS // 6):
         subject.meets(body)
 
 

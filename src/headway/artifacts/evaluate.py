@@ -137,7 +137,9 @@ def _of_bundle(url: str, split: str, data: str | None, root: str | None) -> dict
             fix="use the version that exported it",
         )
     recipe = RECIPES[bundle.recipe]
-    predictor = recipe.load("predictor")(bundle)
+    from headway.artifacts.predictor import load_from_bundle
+
+    predictor = load_from_bundle(recipe, "predictor", bundle)
     begun = time.monotonic()
     with data_override(data, root, split, predictor.config, otherwise=Data()) as read:
         found: Evaluation = recipe.load("evaluate")(predictor.model, predictor.config, read, split)
@@ -321,7 +323,9 @@ def open_predictor(ref: str) -> tuple[Recipe, Answer]:
     """Open a bundle, or a run's bundle; return its recipe and a reusable prediction function."""
     bundle = Bundle.open(bundle_of(ref))
     recipe = require_recipe(bundle.recipe, where=bundle.url)
-    answer: Answer = recipe.load("predictor")(bundle)
+    from headway.artifacts.predictor import load_from_bundle
+
+    answer: Answer = load_from_bundle(recipe, "predictor", bundle)
     return recipe, answer
 
 

@@ -82,7 +82,9 @@ def _open_model(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[
         bundle = Bundle.open(ref)
         if bundle.recipe not in RECIPES:
             raise BadInput(f"this version of Headway has no recipe {bundle.recipe!r}", where=ref)
-        predictor = RECIPES[bundle.recipe].load("predictor")(bundle)
+        from headway.artifacts.predictor import load_from_bundle
+
+        predictor = load_from_bundle(RECIPES[bundle.recipe], "predictor", bundle)
         files = {name: bundle.read(name) for name in bundle.record.files if _is_weight_file(name)}
         return RECIPES[bundle.recipe], bundle.name, predictor.model, predictor.config, files
     trained: CheckpointModel = open_trained(ref, checkpoint)

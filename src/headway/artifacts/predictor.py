@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 from headway.bundle.format import WEIGHTS, Bundle
 from headway.core.errors import BadBundle, BadInput, HeadwayError
 from headway.core.platform import state_dir
-from headway.plugins import RECIPES
+from headway.plugins import RECIPES, Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -177,5 +177,58 @@ def open_service(bundle: Bundle) -> PredictionService:
             where=bundle.url,
             fix="use the version that exported it, or a newer one",
         )
-    made: PredictionService = recipe.load("service")(bundle)
+    made: PredictionService = load_from_bundle(recipe, "service", bundle)
     return made
+
+
+# Bundles of strangers: their checksums are right, and their contents anything.
+
+
+_DIMENSIONS: Final = (
+    "attention_size",
+    "d_model",
+    "dim_feedforward",
+    "embedding_size",
+    "hidden_size",
+    "syntax",
+    "width",
+)
+_LAYERS: Final = ("decoder_layers", "encoder_layers", "layers")
+_MOST: Final = {"image_size": 8192, "max_length": 100_000, "beam": 1000, "heads": 4096}
+_TRUST: Final = "use a bundle from somebody you trust, or export it again"
+_HARMLESS_DIMENSION, _HARMLESS_LAYERS = 4096, 64
+_BAD_CONTENT = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(AssertionError, RuntimeError, ArithmeticError, MemoryError),
+)
+
+
+def load_from_bundle(recipe: Recipe, part: str, bundle: Bundle) -> Any:
+    """Call a function of the recipe with the bundle. Raises BadBundle for whatever the files make it raise."""
+    _check_sizes(bundle)
+    try:
+        return recipe.load(part)(bundle)
+    except _BAD_CONTENT as error:
+        if isinstance(error, HeadwayError):
+            raise
+        log.debug("%s cannot be loaded", bundle.url, exc_info=True)
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        what = f"its files do not describe a model of the recipe {bundle.recipe!r}: {reason}"
+        raise BadBundle(what, where=bundle.url, fix=_TRUST) from None
+
+
+def _check_sizes(bundle: Bundle) -> None:
+    """Refuse settings for a model much larger than the weights: building it would take all memory, or for ever."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(bundle.folder / WEIGHTS, "numpy") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  it is no dictionary
+    except (SafetensorError, OSError):
+        return  # reading the weights says what is wrong with them
+    widest = max([_HARMLESS_DIMENSION, *(side for shape in shapes for side in shape)])
+    limits = dict.fromkeys(_DIMENSIONS, widest) | dict.fromkeys(_LAYERS, max(_HARMLESS_LAYERS, len(shapes))) | _MOST
+    for name, value in bundle.config.items():
+        if name in limits and isinstance(value, int | float) and not value <= limits[name]:
+            what = f"config.json: {name} is {str(value)[:40]}, and its weights allow at most {limits[name]}"
+            raise BadBundle(what, where=bundle.url, fix=_TRUST)

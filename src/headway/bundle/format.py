@@ -341,9 +341,13 @@ class Bundle:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings that rebuild the model, from config.json."""
-        config = json.loads(self.read(CONFIG))
-        assert isinstance(config, dict)
+        """The settings that rebuild the model, from config.json. Raises BadBundle unless it is a JSON object."""
+        try:
+            config = json_of(self.read(CONFIG))
+        except ValueError as error:
+            raise BadBundle(f"{CONFIG} is not JSON: {error}", where=self.url, fix=AGAIN) from None
+        if not isinstance(config, dict):
+            raise BadBundle(f"{CONFIG} is not a JSON object", where=self.url, fix=AGAIN)
         return config
 
     def read(self, name: str) -> bytes:

@@ -185,13 +185,35 @@ class Plan:
             code["biggest"] = tuple((str(name), int(size)) for name, size in code["biggest"])
             requests = tuple(Request(**request) for request in raw.pop("requests"))
             limits, notes = Limits(**raw.pop("limits")), tuple(raw.pop("notes"))
-            return cls(code=Code(**code), limits=limits, notes=notes, requests=requests, **raw)
+            plan = cls(code=Code(**code), limits=limits, notes=notes, requests=requests, **raw)
+            _check_types(plan)
+            return plan
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadPlan(
                 f"not a plan: {type(error).__name__}: {error}",
                 where=where,
                 fix="headway plan --out plan.json",
             ) from None
+
+
+def _check_types(plan: Plan) -> None:
+    """Raise TypeError for a value that cannot be what a plan holds: whoever reads a plan relies on these."""
+    limits, job = plan.limits, plan.job
+    numbers = (limits.budget_s, limits.max_wait_s, limits.grace_s, plan.nodes, plan.processes)
+    texts = (plan.headway, plan.target, plan.kind, plan.code.sha256, plan.code.wheel, plan.code.wheel_sha256)
+    tables = (job, plan.options, plan.data, plan.environment, plan.price)
+    if not all(each is None or (isinstance(each, int | float) and not isinstance(each, bool)) for each in numbers):
+        raise TypeError("a limit, or the number of nodes or processes, is not a number")
+    if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, Mapping) for each in tables):
+        raise TypeError("a field does not have its type")
+    for name in _TABLES_OF_A_JOB:
+        if not isinstance(job.get(name, {}), Mapping):
+            raise TypeError(f"job.{name} is not an object")
+    if not isinstance(job.get("name"), str) or not isinstance(job.get("outputs", ""), str):
+        raise TypeError("the job's name or outputs are not text")
+
+
+_TABLES_OF_A_JOB = ("resources", "config", "env", "secrets", "data", "checkpoint")
 
 
 def uploaded_data_url(plan: Plan, source: str, outputs: str) -> str:

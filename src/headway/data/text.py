@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, json_of
 
 # VizWiz annotators chose this sentence from a menu instead of writing a caption.
 _PRE_CANNED = re.compile(r"quality issues are too severe to recognize", re.IGNORECASE)
@@ -197,12 +197,14 @@ def _content_ids(ids: Iterable[int]) -> Iterator[int]:
 def load_tokenizer(text: str | bytes, *, where: str = "tokenizer.json") -> Tokenizer:
     """Load a tokenizer written by `to_json`."""
     try:
-        raw = json.loads(text)
+        raw = json_of(text)
         kind = raw["tokenizer"]
         if kind == "words":
             return WordTokenizer(raw["words"])
         if kind == "bpe":
             return BpeTokenizer(raw["rules"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"not a tokenizer: {error}", where=where, fix="prepare the data again") from None
+    except Exception as error:  # noqa: BLE001  the library tokenizers has no type of its own
+        raise BadInput(
+            f"not a tokenizer: {type(error).__name__}: {error}", where=where, fix="prepare the data again"
+        ) from None
     raise BadInput(f"unknown kind of tokenizer: {kind!r}", where=where, fix="use the version of Headway that wrote it")

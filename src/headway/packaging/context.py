@@ -75,7 +75,10 @@ def _read_uploaded(outputs: str, name: str) -> bytes:
 
 def _write_requirements(image: ImageSpec, code: Path, folder: Path, wheel: Path) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / "headway.txt").write_text(requirements.wheel_requirements(wheel, image.extras))
+    needed = requirements.wheel_requirements(wheel, image.extras)
+    if image.torch and "\ntorch" in needed:
+        needed += f"{image.torch}  # other versions have no kernels for the accelerator\n"
+    (folder / "headway.txt").write_text(needed)
     if image.listed:
         (folder / LIST_FILE).write_text("".join(f"{line}\n" for line in image.listed))
     for name in requirements.files(code, image.requirements) if image.requirements else []:

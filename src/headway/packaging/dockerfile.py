@@ -14,6 +14,7 @@ from headway.packaging import dependencies
 from headway.packaging.dependencies import LIST_FILE
 from headway.packaging.own_dockerfile import OwnImage, own_image
 from headway.packaging.requirements import extras
+from headway.packaging.torch_builds import accelerator_of, torch_for
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -67,12 +68,13 @@ class ImageSpec:
     repository: str | None
     listed: tuple[str, ...] = ()  # requirements of the project's pyproject.toml
     install: bool = False  # whether the project itself is installed
+    torch: str = ""  # the versions that have kernels for the accelerator, if not all have
 
     @property
     def tag(self) -> str:
         """Content hash: any change of code, requirements or Headway gives another image."""
         fields = asdict(self)
-        kept = {name: fields[name] for name in fields if fields[name] or name not in ("listed", "install")}
+        kept = {name: fields[name] for name in fields if fields[name] or name not in ("listed", "install", "torch")}
         text = json.dumps([kept, self.dockerfile()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -197,6 +199,7 @@ def image_of_job(
         requirements=needed.requirements,
         listed=needed.listed,
         install=needed.install,
+        torch=torch_for(accelerator_of(job)),
         extras=extras(job),
         wheel=wheel[0],
         wheel_sha256=wheel[1],

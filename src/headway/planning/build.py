@@ -316,6 +316,7 @@ def plan(job: Job, on: str = "local") -> Plan:
             *target.notes(job, processes(job)),
             *_cost_notes(job, cost, chosen=job.budget != named),
             *compute.notes(job, resume),
+            *compute.torch_notes(job),
         ),
     )
     return replace(draft, requests=tuple(target.render(draft)))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from headway.core.plan import EXACT
+from headway.packaging.torch_builds import AMD, torch_for
 from headway.spec import Job
 from headway.spec.rules import COMPUTE
 
@@ -30,6 +31,16 @@ def with_defaults(job: Job) -> Job:
         return job
     best = best_precision(accelerator.kind)
     return job if best == "fp32" else replace(job, precision=best)  # type: ignore[arg-type]
+
+
+def torch_notes(job: Job) -> Iterator[str]:
+    """Say which versions of torch have kernels for the accelerator, where pip's newest or oldest have none."""
+    kind = job.resources.accelerator.kind if job.resources.accelerator else None
+    if kind in AMD:
+        yield f"torch: pip's wheels are for NVIDIA; {kind} needs an image with ROCm's torch (image.base or image.uri)"
+    elif needed := torch_for(kind):
+        where = "the generated image installs it" if job.image.uri is None else "check the image"
+        yield f"torch: {kind} needs {needed}; other wheels have no kernels for it ({where}, own requirements go first)"
 
 
 def notes(job: Job, resume: str) -> Iterator[str]:

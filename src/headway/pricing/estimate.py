@@ -266,7 +266,7 @@ class Device:
 
 def device_of(job: Mapping[str, Any], kind: str, cpus: int | None = None) -> Device:
     """Return the device that a job trains on; the CPU if it is this machine and has no NVIDIA driver."""
-    resources = job["resources"]
+    resources = job.get("resources") or {}
     asked, nodes = resources.get("accelerator"), int(resources.get("nodes") or 1)
     here = plugin_of(kind).on_this_machine and not os.path.exists("/dev/nvidiactl")
     if asked and not here:

@@ -104,7 +104,9 @@ def _is_complete(intent: dict[str, Any]) -> bool:
     starts = intent.get("attempts")
     return (
         all(isinstance(intent.get(key), str) for key in ("target", "kind"))
+        and all(isinstance(intent.get(key, ""), str) for key in ("run", "url", "created_at"))
         and isinstance(intent.get("options"), dict)
+        and isinstance(intent.get("details", {}), dict)
         and isinstance(starts, list)
         and all(isinstance(start, dict) and type(start.get("after")) is int for start in starts)
     )

@@ -265,8 +265,8 @@ _PIXELS_PER_S: Final = 30_000_000  # roughly, of one core
 
 
 def _too_many_bytes() -> PredictionError:
-    headers = {"Retry-After": "1", "Connection": "close"}
-    return PredictionError(503, "too many large requests are being received", headers=headers)
+    # The connection stays open: closed with a body under way, it would be reset before the client reads the answer.
+    return PredictionError(503, "too many large requests are being received", headers={"Retry-After": "1"})
 
 
 def application(server: Server) -> Starlette:
@@ -541,8 +541,7 @@ async def _bytes(request: Request, limits: Limits, share: Share) -> bytes:
     body = bytearray()
     async for part in request.stream():
         if len(body) + len(part) > limits.body:
-            detail = f"the body is larger than {limits.body:,} bytes"
-            raise PredictionError(413, detail, headers={"Connection": "close"})
+            raise PredictionError(413, f"the body is larger than {limits.body:,} bytes")
         body += part
         share.add(max(0, len(body) - _FREE) - share.taken)
     return bytes(body)

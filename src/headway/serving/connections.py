@@ -122,17 +122,17 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._stop_waiting()
         super().on_message_complete()
-        if not self._busy:  # answered before its end: refused
+        if not self._busy:  # answered before its end
             self._await_client(self.guard.deadlines.idle)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if not self._busy:
-            self._await_client(self.guard.deadlines.idle)
-        elif self.cycle.more_body:  # a pipelined request whose body is not complete
+        if self.cycle.more_body:  # refused before its end, whose rest is dropped; or pipelined
             self._await_client(self.guard.deadlines.body)
+        elif not self._busy:
+            self._await_client(self.guard.deadlines.idle)
 
     def _await_client(self, seconds: float) -> None:
         self._stop_waiting()

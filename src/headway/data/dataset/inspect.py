@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.errors import NotThere
+from headway.core.errors import BadInput, HeadwayError, NotThere
 from headway.core.format import size
 from headway.core.html import render
 from headway.data.dataset.manifest import Manifest, OtherFile, ShardFile, read_manifest
@@ -70,7 +70,17 @@ class Inspection:
 
 
 def inspect(dest: str, *, pictures: int = _SHOWN) -> Inspection:
-    """Collect the statistics of the data set at `dest`."""
+    """Collect the statistics of the data set at `dest`. Raises BadInput if its files do not hold what they should."""
+    try:
+        return _inspected(dest, pictures)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:  # also of pyarrow, Pillow
+        if isinstance(error, HeadwayError):
+            raise
+        what = f"the data set is damaged: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise BadInput(what, where=dest, fix=f"headway data verify {dest}, or prepare the data again") from None
+
+
+def _inspected(dest: str, pictures: int) -> Inspection:
     store, manifest = open_store(dest), read_manifest(dest)
     counts: dict[str, int] = json.loads(_read(store, WORDS) or b"{}")
     with _shards_of(dest, store) as (open_shard, read_all):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headway.core.errors import BadInput, NotThere, Problem, StoreError, json_of
 from headway.spec.model import Data, Source
-from headway.storage import Store, join, open_store
+from headway.storage import Store, join, local_path, open_store
 
 NAME = "manifest.json"
 FORMAT, VERSION = "headway-shards", 1
@@ -118,6 +118,15 @@ class Manifest:
         return manifest
 
 
+def _how_to_prepare(url: str) -> str:
+    """Advise a preparation. A folder with other files in it is a source, which no shards are to be written into."""
+    folder = local_path(url)
+    is_raw = folder is not None and folder.is_dir() and any(folder.iterdir()) and not any(folder.rglob("*.arrow"))
+    if is_raw:
+        return f"headway data prepare {url} --to {url.rstrip('/')}-prepared"
+    return f"headway data prepare SOURCE --to {url} (an interrupted preparation resumes)"
+
+
 def read_manifest(url: str, store: Store | None = None) -> Manifest:
     """Read the manifest of the data set at `url`. Raises BadInput, with a fix, if there is none."""
     where = join(url, NAME)
@@ -127,7 +136,7 @@ def read_manifest(url: str, store: Store | None = None) -> Manifest:
         raise BadInput(
             f"no prepared data set at {url}",
             where=where,
-            fix=f"headway data prepare SOURCE --to {url} (an interrupted preparation resumes)",
+            fix=_how_to_prepare(url),
         ) from None
     return Manifest.from_json(body, where=where)
 

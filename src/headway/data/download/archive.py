@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.core.errors import BadInput, DiskFull
+from headway.core.format import size
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".gz", ".bz2", ".xz")
 _BLOCK = 1 << 20
@@ -29,10 +30,11 @@ _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EO
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits for unpacking. Pictures hardly compress: a ratio of 200 is far beyond any honest set of them."""
+    """Limits for unpacking. Pictures hardly compress: a ratio of 100 is far beyond any honest set of them."""
 
-    ratio: int = 200  # unpacked to packed bytes, beyond the first `free` bytes
-    free: int = 1 << 30
+    ratio: int = 100  # unpacked to packed bytes, beyond the first `free` bytes
+    free: int = 100 << 20
+    disk_share: float = 0.9  # of the space that is free on the disk
     files: int = 20_000_000
     bytes: int = 4 << 40
 
@@ -75,6 +77,7 @@ class _Writer:
         self._max_bytes = min(limits.bytes, max(limits.free, limits.ratio * archive.stat().st_size))
         self.count = self.bytes = 0
         root.mkdir(parents=True)
+        self._disk_bytes = int(limits.disk_share * shutil.disk_usage(root).free)
 
     def put(self, name: str, source: IO[bytes]) -> None:
         path = self._root / _safe_name(name, self._archive)
@@ -89,10 +92,20 @@ class _Writer:
         with file:
             while block := source.read(_BLOCK):
                 self.bytes += len(block)
-                if self.bytes > self._max_bytes:
-                    what = f"unpacked, it exceeds {self._max_bytes:,} bytes: a decompression bomb, or not a data set"
-                    raise BadArchive(what, where=str(self._archive), fix="unpack it yourself if you trust it")
+                self._check_size()
                 file.write(block)
+
+    def _check_size(self) -> None:
+        where, limits = str(self._archive), self._limits
+        if self.bytes > self._max_bytes:
+            what = f"unpacked, it exceeds {size(self._max_bytes)}, which is {limits.ratio} times its size"
+            if self._max_bytes == limits.free:
+                what = f"unpacked, it exceeds {size(self._max_bytes)}, the most that an archive of this size may hold"
+            fix = "unpack it yourself if you trust it, and name the folder"
+            raise BadArchive(f"{what}: a decompression bomb, or not a data set", where=where, fix=fix)
+        if self.bytes > self._disk_bytes:
+            what = f"unpacked, it exceeds {size(self._disk_bytes)}, {limits.disk_share:.0%} of the free disk space"
+            raise DiskFull(what, where=where, fix="free some space, or choose another folder")
 
 
 def _reader(archive: Path) -> Any:

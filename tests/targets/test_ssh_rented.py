@@ -258,7 +258,7 @@ def test_without_a_client_and_without_a_guardian_the_machine_ends_itself(
     gone, go = cloud.folder / "machines" / "vm-alone", tmp_path / "go"
     entry = cloud.entry(self_down=f"rm {gone}", linger=0.5)
     alone = (f"while [ ! -e {go} ]; do sleep 0.05; done",)  # it begins when nobody here can see its end
-    plan = plan_of(WAITS, entry, budget=Budget(hours=1 / 3600), setup=alone)
+    plan = plan_of(WAITS, entry, budget=Budget(hours=3 / 3600), setup=alone)
     hold = lifecycle.launch(plan, name="alone", detach=True, target=target_of(plan, []))
     for pid in guardians(hold.url):
         os.kill(pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli import VERBS
+from headway.core import platform
 from headway.core.errors import BAD_INPUT, FAILED, BadInput, HeadwayError
 from headway.core.format import is_billed, price_rows
 
@@ -90,6 +91,7 @@ def dispatch(words: list[str]) -> int:
         parser = parser_for(verb)
         # Intermixed: `headway predict RUN --json a.png`. argparse cannot do it for verbs that have verbs of their own.
         args = parser.parse_args(rest) if parser._subparsers else parser.parse_intermixed_args(rest)
+        platform.make_state_dir()
         return int(_function(verb, "command")(args))
     except SystemExit as exit_request:  # argparse: --help, or an error already printed
         return exit_request.code if isinstance(exit_request.code, int) else FAILED
@@ -134,15 +136,14 @@ def _report_bug(error: BaseException) -> int:
     """Report a bug in Headway in two lines, and write the traceback to a file that can be sent to us."""
     import traceback
 
-    from headway.core.platform import state_dir
-
     if os.environ.get("HEADWAY_DEBUG"):
         traceback.print_exception(error)
         return FAILED
-    where = state_dir() / "crash.txt"
+    where = platform.state_dir() / "crash.txt"
     try:
-        where.parent.mkdir(parents=True, exist_ok=True)
-        where.write_text("".join(traceback.format_exception(error)))
+        platform.make_state_dir()
+        with open(os.open(where, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write("".join(traceback.format_exception(error)))
         report_path = f"the traceback is in {where}"
     except OSError:
         report_path = "HEADWAY_DEBUG=1 prints the traceback"

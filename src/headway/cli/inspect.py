@@ -244,7 +244,9 @@ def _keep_out_of_uploads(to: Path) -> None:
         if Path.cwd() in (to, *to.parents):
             print_status(f"runs of a job in {Path.cwd()} upload {to} too, unless .headwayignore there names it")
         return
-    to.mkdir(parents=True, exist_ok=True)
+    from headway.storage import make_private
+
+    make_private(str(to))
     marker.write_text("# written by `headway pull`: copies of a run are not code to upload\n*\n")
 
 

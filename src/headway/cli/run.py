@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.dispatch import DEFAULT, LOCAL, add_job, add_json, add_run, load_job, locate
 from headway.cli.render import progress_while
 from headway.core.errors import BadInput, BadPlan
-from headway.core.format import accelerator_table, as_json, duration, paint, price_rows, size
+from headway.core.format import accelerator_table, as_json, duration, is_billed, paint, price_rows, size
 from headway.core.plan import RUN, describe_resume
 from headway.core.program import KEEP_LIMIT, is_project, program_text
 from headway.plugins import RECIPES, plugin_of
@@ -168,7 +168,7 @@ def _budget(plan: Plan) -> str:
     """Format the budget, and the limit that the target itself enforces."""
     limits = plan.limits
     if limits.budget_s is None and limits.second.startswith("none ("):
-        return limits.second
+        return "none" if is_billed(plan) else limits.second
     return f"{'none' if limits.budget_s is None else duration(limits.budget_s)}; second limit: {limits.second}"
 
 
@@ -387,7 +387,6 @@ def run_command(args: argparse.Namespace) -> int:
     from headway.cli.dispatch import confirm
     from headway.cli.follow import attach
     from headway.cli.render import print_status
-    from headway.core.format import is_billed
     from headway.launcher.lifecycle import launch
 
     if is_billed(plan) and not args.no_rehearse and not args.plan:

@@ -6,6 +6,7 @@ The state folder holds only what can be made again (run index, packaged code), n
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,32 @@ def state_dir() -> Path:
         return Path(chosen).expanduser()
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "headway"
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder that only this user may open, whatever the umask. An existing one is left as it is.
+
+    Where the parent is shared with a group (`chmod g+ws`), the group may use it too.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    parent = folder.parent.stat().st_mode
+    if parent & stat.S_IWGRP and parent & stat.S_ISGID and not parent & stat.S_ISVTX:
+        folder.chmod(0o2770)
+
+
+def make_state_dir() -> None:
+    """Create the state folder, private to this user; correct the modes of one that an earlier version created."""
+    folder = state_dir()
+    try:
+        make_private(folder)
+        if not os.environ.get("HEADWAY_HOME") and folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError:
+        pass  # whoever writes there reports it
 
 
 # The interpreter that Headway brings into an image (see packaging/supervisor_runtime.py) has this file in its prefix.

@@ -31,7 +31,7 @@ from headway.rundir.status import (
     read_status_inputs,
     was_taken_down_before_start,
 )
-from headway.storage import ABSENT, is_same_folder, join, local_path, open_store, require_conditional_put
+from headway.storage import ABSENT, is_same_folder, join, local_path, make_private, open_store, require_conditional_put
 
 if TYPE_CHECKING:
     from headway.launcher.migrate import Migration
@@ -493,6 +493,7 @@ def _claim_folder(plan: Plan, name: str | None, run_index: RunIndex) -> RunFolde
     for run in names:
         folder = RunFolder(open_store(join(outputs, run)))
         try:
+            make_private(folder.url)
             folder.store.write(PLAN, plan.to_json().encode(), when=ABSENT)
             return folder
         except Conflict:

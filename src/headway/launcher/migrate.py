@@ -24,7 +24,7 @@ from headway.rundir.layout import PLAN, RECEIPT, STOP, SUBMISSION, RunFolder
 from headway.rundir.status import is_local_key, newest_attempt
 from headway.spec.loading import undump
 from headway.spec.model import Job, TargetEntry
-from headway.storage import ABSENT, Store, join, local_path, open_store, require_conditional_put
+from headway.storage import ABSENT, Store, join, local_path, make_private, open_store, require_conditional_put
 from headway.storage.transfer import send_file
 
 if TYPE_CHECKING:
@@ -211,6 +211,7 @@ def _copy_run(run: RunHandle, recorded: Plan, new_plan: Plan, upload: Upload, co
     """Copy everything, the plan last (without it there is no run there), then mark the old folder as moved."""
     require_conditional_put(open_store(copy_to))
     store, there = run.folder.store, RunFolder(open_store(join(copy_to, run.run)))
+    make_private(there.url)
     for key in upload.folder:
         if key not in (PLAN, RECEIPT, STOP, MOVED):
             _copy(store, there.store, key)

@@ -27,7 +27,7 @@ from headway.packaging.resume_evidence import kind_in
 from headway.plugins import RECIPES
 from headway.rundir.layout import CODE_LISTING, RunFolder
 from headway.spec import Data, Job
-from headway.storage import ABSENT, Store, join, open_store
+from headway.storage import ABSENT, Store, join, make_private, open_store
 
 _BUILT_IN: Final = "builtin:"
 _NAME_VAL: Final = "name what to validate on, such as  data: {val: [{source: DATA, split: test}]}"
@@ -89,6 +89,7 @@ def send_code(plan: Plan, *, also_at: str | None = None) -> None:
     `also_at` is another outputs that may have them.
     """
     outputs = str(plan.job["outputs"])
+    make_private(join(outputs, "code"))
     code = plan.code
     for key in filter(None, (f"{code.sha256}.tar.gz", code.wheel, code.runtime)):
         store = open_store(join(outputs, "code"))

@@ -14,6 +14,7 @@ from headway import targets
 from headway._version import __version__
 from headway.core.errors import BadJob, Problem
 from headway.core.plan import BY_SCRIPT, EXACT, UNRESOLVED, WEBHOOK, Code, Plan
+from headway.core.platform import make_state_dir
 from headway.core.program import entry_files, placeholder_names
 from headway.core.types import Target
 from headway.packaging import dependencies
@@ -21,7 +22,7 @@ from headway.packaging.code import Package, build_wheel, package
 from headway.packaging.resume_evidence import integrated, is_source, resume_kind
 from headway.packaging.upload import data_fingerprint, data_problems
 from headway.planning import compute, plugins
-from headway.planning.cost import Cost, cost_of, price_record, reserved_s
+from headway.planning.cost import CEILING_HOURS, Cost, cost_of, price_record, reserved_s
 from headway.spec import Job, dump
 from headway.spec.rules import closest_name, processes
 from headway.storage.secret_scan import find_secrets
@@ -271,6 +272,7 @@ def plan(job: Job, on: str = "local") -> Plan:
         >>> plan.target, plan.nodes, plan.processes, plan.job["config"]
         ('local', 1, 1, {'lr': 0.1})
     """
+    make_state_dir()  # the code archive is written there
     entry = targets.entry(job, on)
     unsuitable = problems(job, entry.options)
     job = _absolute(job)
@@ -284,6 +286,11 @@ def plan(job: Job, on: str = "local") -> Plan:
     job = _with_dockerfile(replace(job, dependencies=dependencies.find(job)), packed)
     job = compute.with_defaults(job)
     cost = cost_of(job, entry.kind, entry.options)
+    named, job = job.budget, cost.with_ceiling(job, entry.options)
+    limits = target.limits(cost.within(job))
+    too_small = list(cost.budget_problems(job, limits.budget_s))
+    if too_small:
+        raise BadJob(too_small)
     environment = _environment_record(job, target)
     dumped, resume = dump(job), _resume_kind(job, packed)
     draft = Plan(
@@ -296,7 +303,7 @@ def plan(job: Job, on: str = "local") -> Plan:
         data={source: data_fingerprint(source) for source in _sources(job)} | _named_data(job, target),
         nodes=job.resources.nodes,
         processes=processes(job),
-        limits=target.limits(cost.within(job)),
+        limits=limits,
         environment=environment,
         price=price_record(job, dumped, entry.kind, cost, cpus=int(environment["threads"]) * processes(job)),
         resume=resume,
@@ -307,7 +314,7 @@ def plan(job: Job, on: str = "local") -> Plan:
             *plugins.notes(job, entry.kind, entry.options),
             *_configured_notes(job, on, entry.options),
             *target.notes(job, processes(job)),
-            *_cost_notes(job, cost),
+            *_cost_notes(job, cost, chosen=job.budget != named),
             *compute.notes(job, resume),
         ),
     )
@@ -431,16 +438,25 @@ def _notify_secrets(job: Mapping[str, Any], variables: Mapping[str, str]) -> dic
     return {**job, "env": {**job["env"], **variables}, "secrets": {**job["secrets"], **secrets}}
 
 
-def _cost_notes(job: Job, cost: Cost) -> list[str]:
-    """Return notes about cost: that nothing limits it, or that a budget cannot be enforced."""
+def _cost_notes(job: Job, cost: Cost, *, chosen: bool) -> list[str]:
+    """Return notes about cost: a limit that Headway chose, that nothing limits it, or that a budget has no effect."""
+    if chosen:
+        return [_chosen_note(cost), *_cost_notes(job, cost, chosen=False)]
     if cost.quote is None:
         return [] if job.budget.usd is None else ["budget.usd has no effect here: nothing is billed on this target"]
     if cost.quote.missing:
         effect = "; without one, budget.usd has no effect" if job.budget.usd is not None else ""
         return [f"no price is known: {cost.quote.missing}{effect}. Set `price:` (USD per node-hour) in the target"]
     if job.budget.usd is None and job.budget.hours is None:
-        return ["this run has no time limit: set a budget (budget: {usd: 5} or {hours: 8})"]
+        return ["this run has no limit, as `budget: none` says: it may run, and cost, without end"]
     return []
+
+
+def _chosen_note(cost: Cost) -> str:
+    """Say which limit a billed run without a budget has."""
+    usd = f", ${cost.quote.billed_usd * CEILING_HOURS:.2f} at most" if cost.quote is not None and cost.priced else ""
+    another = "budget: {usd: 5} or {hours: 8} sets another limit, budget: none runs without one"
+    return f"the job names no budget, so the run ends after {CEILING_HOURS:g} h{usd} ({another})"
 
 
 def file_notes(packed: Package, *, in_place: bool) -> Iterator[str]:

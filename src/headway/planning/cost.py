@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import Denied, HeadwayError, NoBucket, StoreError
+from headway.core.errors import Denied, HeadwayError, NoBucket, Problem, StoreError
 from headway.core.plan import BUDGET_USD, EXPORT_S, USD_PER_HOUR
 from headway.plugins import plugin_of
 from headway.pricing.estimate import Device, Estimate, PastRun, device_of, estimate, past_runs
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
+CEILING_HOURS = 24.0  # of a billed run whose job names no budget
+# The seconds that a start takes at least: until an interpreter runs; until torch and data are loaded; until a billed
+# machine does its first work. A smaller budget would be spent on nothing.
+START_S, RECIPE_START_S, BILLED_START_S = 2.0, 10.0, 30.0
 COMPARED_ACCELERATORS = ("T4", "L4", "V100", "A100")
 EXPORT_STEP_S = 30.0  # EXPORT_S is rounded up in steps, so that plans are stable
 
@@ -34,6 +38,20 @@ class Cost:
     @property
     def priced(self) -> bool:
         return self.quote is not None and not self.quote.missing
+
+    def with_ceiling(self, job: Job, options: Mapping[str, Any]) -> Job:
+        """Return the job with a budget of 24 hours if it is billed and names none."""
+        named = job.budget.unlimited or job.budget.usd is not None or job.budget.hours is not None
+        billed = self.quote is not None or options.get("up")
+        return job if named or not billed else replace(job, budget=replace(job.budget, hours=CEILING_HOURS))
+
+    def budget_problems(self, job: Job, budget_s: float | None) -> Iterable[Problem]:
+        """Yield the problem of a budget that a start alone would spend."""
+        least = START_S if job.recipe is None else RECIPE_START_S
+        least = max(least, BILLED_START_S) if self.priced else least
+        if budget_s is not None and budget_s < least:
+            what = f"the budget is {budget_s:.3g} s, and a start alone takes about {least:.0f} s here"
+            yield Problem(what=what, where="budget", fix=_raised_budget(job, budget_s, least))
 
     def within(self, job: Job) -> Job:
         """Return the job with its budget in hours: dollars are converted by the price of all nodes."""
@@ -63,6 +81,13 @@ def reserved_s(job: Job, dumped: Mapping[str, Any]) -> dict[str, str]:
     if seconds is None or seconds <= EXPORT_STEP_S:  # that much is reserved anyway
         return {}
     return {EXPORT_S: f"{math.ceil(seconds / EXPORT_STEP_S) * EXPORT_STEP_S:g}"}
+
+
+def _raised_budget(job: Job, budget_s: float, least_s: float) -> str:
+    """Return a budget that is ten times what a start takes."""
+    if job.budget.usd is not None and (job.budget.hours is None or job.budget.hours * 3600 > budget_s * 1.001):
+        return f"--set budget.usd={job.budget.usd * 10 * least_s / budget_s:.2g}"
+    return f"--set budget.hours={10 * least_s / 3600:.2g}"
 
 
 def cost_of(job: Job, kind: str, options: Mapping[str, Any]) -> Cost:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from headway.core.errors import BadInput
-from headway.core.platform import state_dir
+from headway.core.platform import make_state_dir, state_dir
 
 if TYPE_CHECKING:
     import sqlite3
@@ -153,7 +153,9 @@ class RunIndex:
     def _with_database(self, work: Callable[[sqlite3.Connection], T]) -> T:
         import sqlite3
 
+        make_state_dir()
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(self.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S)) as db, db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > FORMAT:

@@ -14,7 +14,7 @@ from headway.core.metric_sources import metric_source_problem
 from headway.plugins import RECIPES, TARGETS, Catalog, Loader, installed_catalog
 from headway.plugins.registry import BrokenPlugin, Registry, is_path
 from headway.spec.constraints import recorded_keys_of
-from headway.spec.model import Data, DataSource, FileName, Job, Source, TargetEntry, TargetName
+from headway.spec.model import NO_BUDGET, Budget, Data, DataSource, FileName, Job, Source, TargetEntry, TargetName
 from headway.spec.renamed import translate_former
 from headway.spec.rules import Node, closest_name, job_problems, members, tree_of
 from headway.spec.validate import BAD, Reader, ValidationContext
@@ -198,6 +198,7 @@ class _JobReader:
             "targets": self._targets,
             "data": lambda node, path: self._data(node, path, recipe),
             "metrics": self._metrics,
+            "budget": self._budget,
         }
         self.context.problems.extend(job_problems(tree))
         job = self.reader.dataclass(tree, Job, own=own)
@@ -217,6 +218,12 @@ class _JobReader:
         paths = self.reader.value(replace(node, value=named), Mapping[FileName, DataSource], path)
         self._named_data = {} if paths is BAD else paths
         return BAD if paths is BAD else data
+
+    def _budget(self, node: Node | None, path: str) -> Any:
+        """Limits by key, or the word `none` for a run without any."""
+        if node is not None and node.value == NO_BUDGET:
+            return Budget(unlimited=True)
+        return Budget() if node is None or node.value is None else self.reader.value(node, Budget, path)
 
     def _metrics(self, node: Node | None, path: str) -> Any:
         """The sources of a project's metrics. None is the default: all usual ones."""

@@ -123,12 +123,19 @@ class Resources:
     spot: bool = False  # use cheaper machines that the cloud may preempt; the run resumes automatically
 
 
+NO_BUDGET = "none"  # written instead of the keys of a budget
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Limits for the whole run, over all attempts and nodes. When one is reached, the best model so far is exported."""
+    """Limits for the whole run, over all attempts and nodes. When one is reached, the best model so far is exported.
+
+    A billed run without any ends after 24 hours; `budget: none` runs it without a limit.
+    """
 
     usd: Annotated[float, "> 0"] | None = None  # US dollars, at the price that `headway plan` shows
     hours: Annotated[float, "> 0"] | None = None  # hours of running; time in a queue does not count
+    unlimited: bool = field(default=False, metadata={"key": "recorded"})  # how `budget: none` is recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ from headway.spec.constraints import (
     unmarked,
 )
 from headway.spec.loading import to_plain
-from headway.spec.model import Accelerator, Cadence, Data, Job, Secret, TargetEntry
+from headway.spec.model import NO_BUDGET, Accelerator, Cadence, Data, Job, Secret, TargetEntry
 
 # The comments of a dataclass's fields, read from its source. Used only to generate files, never in a run.
 
@@ -100,12 +100,22 @@ def job_schema(catalog: Catalog) -> Schema:
     names["enum"] = sorted({*names["enum"], *catalog.trackers})
     del definitions[TargetEntry.__name__]  # each kind of target has a definition of its own
     _named_data(job, definitions)
+    job["properties"]["budget"] = _or_word(job["properties"]["budget"], NO_BUDGET)
     job["allOf"] += [_config_of(name, catalog, definitions) for name in sorted(catalog.recipes)]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Headway job file",
         **job,
         "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _or_word(schema: Schema, word: str) -> Schema:
+    """Allow one word instead of the value."""
+    description = {"description": schema["description"]} if "description" in schema else {}
+    return {
+        **description,
+        "anyOf": [{key: each for key, each in schema.items() if key != "description"}, {"const": word}],
     }
 
 

@@ -216,6 +216,15 @@ def local_path(url: str) -> Path | None:
     return Path(os.path.abspath("/" + unquote(path)))
 
 
+def make_private(url: str) -> None:
+    """Create the folder of a location on this machine so that only this user may open it; nothing for a bucket."""
+    path = local_path(url)
+    if path is not None:
+        from headway.storage.local import make_private_folder
+
+        make_private_folder(path)
+
+
 def is_same_folder(one: str, other: str) -> bool:
     """Return whether two URLs name one folder, even if one of them is reached through a link or a bind mount.
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headway.core import platform
 from headway.core.errors import Conflict, Denied, DiskFull, NotThere, StoreError, Transient
 from headway.storage.base import (
     ABSENT,
@@ -270,6 +271,14 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def make_private_folder(path: Path) -> None:
+    """Create a folder as `platform.make_private` does. Raises StoreError."""
+    try:
+        platform.make_private(path)
+    except OSError as error:
+        raise _map_os_error(error, "write", path) from error
 
 
 def _make_directories(directory: Path) -> None:

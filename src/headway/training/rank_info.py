@@ -15,7 +15,7 @@ from headway.core.errors import BadInput, Conflict, StoreError
 from headway.core.plan import Code, Limits, Plan
 from headway.rundir.layout import PLAN, RunFolder
 from headway.spec import Job, dump, loads, undump
-from headway.storage import open_store
+from headway.storage import make_private, open_store
 from headway.storage.base import ABSENT, Store
 
 GRACE_S = 30.0  # for scripts started by hand: nothing kills them after Ctrl-C, but users should not wait for ever
@@ -134,6 +134,7 @@ def _claim(store: Store, job: Job) -> bool:
         price={},
     )
     try:
+        make_private(store.url)
         store.write(PLAN, plan.to_json().encode(), when=ABSENT)
     except Conflict:
         return False

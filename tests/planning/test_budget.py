@@ -15,7 +15,7 @@ from headway.spec import Job
 from headway.spec.loading import dump, undump
 
 PAID = "targets: {local: {kind: local, price: 2.5}}\n"
-RENTED = "targets: {vm: {kind: ssh, up: "up {run}", down: "down {id}", list: "list {run}"}}\n"
+RENTED = 'targets: {vm: {kind: ssh, up: "up {run}", down: "down {id}", list: "list {run}"}}\n'
 
 
 @pytest.fixture

@@ -168,7 +168,10 @@ def test_a_client_that_is_told_to_end_says_that_the_run_goes_on(env: dict[str, s
     wait_until(lambda: "training has begun" in (tmp_path / "said").read_text(), (tmp_path / "said").read_text)
     client.terminate()
     assert client.wait(PATIENCE_S) == 128 + signal.SIGTERM
-    assert "job keeps running.   next: headway logs job -f   or   headway stop job" in (tmp_path / "said").read_text()
+    assert (
+        "job goes on without this terminal.   next: headway logs job -f   or   headway stop job"
+        in (tmp_path / "said").read_text()
+    )
     assert '"state": "running"' in headway(env, "status", "job", "--json")
     Path(env["ENOUGH"]).touch()
     assert "that is all" in headway(env, "logs", "job", "-f")

@@ -12,14 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.errors import TargetError
-from headway.core.types import Handle, State
+from headway.cli.inspect import refreshed
+from headway.core.errors import TargetError, UnknownRun
+from headway.core.types import Handle, State, Status
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, ORPHAN, OTHER_OWNER, UNKNOWN, TargetRef, find_resources, remove, target_refs
+from headway.launcher.gc import (
+    LIVE,
+    ORPHAN,
+    OTHER_OWNER,
+    UNKNOWN,
+    TargetRef,
+    deduplicate,
+    find_resources,
+    remove,
+    target_refs,
+)
 from headway.planning import Plan
 from headway.plugins import TARGETS, TargetPlugin
 from headway.rundir import lease
-from headway.rundir.index import RunIndex
+from headway.rundir.index import RunIndex, RunRow
 from headway.spec import Job
 from headway.spec.model import TargetEntry
 from headway.storage import Store
@@ -302,7 +313,7 @@ def test_gc_goes_on_where_one_place_cannot_be_asked(
     said = headway("gc")
     assert said.code == 0
     assert "fake could not be searched: the cluster is out of reach" in said.out
-    assert "nothing is left behind; not searched: fake" in said.out
+    assert "nothing is left behind on the targets that were searched; NOT SEARCHED: fake" in said.out
     assert headway("gc", "--on", "fake").code == 1
 
 
@@ -324,3 +335,51 @@ def test_down_names_what_goes_on_costing(
     said = headway("down", hold.run)
     assert said.code == 0
     assert "unknown: the cluster is out of reach" in said.out
+
+
+def test_a_run_that_several_targets_show_is_one_row_and_is_removed_from_all(plan_of: Callable[..., Plan]) -> None:
+    """As two targets of a job file that share a cluster's namespace do."""
+    hold = start(plan_of())
+    SHARED.end(hold.url, State.FINISHED)
+    other = replace(HERE, name="other")
+    (found,) = deduplicate([*find_resources(HERE), *find_resources(other)])
+    assert (found.names, found.verdict) == ("fake, other", ORPHAN)
+    asked: list[str] = []
+    receipt = remove(found, say=asked.append)
+    assert receipt.removed
+    assert receipt.left == ()
+    assert find_resources(HERE) == []
+
+
+def test_of_two_verdicts_on_one_run_the_careful_one_counts(plan_of: Callable[..., Plan]) -> None:
+    hold = start(plan_of())
+    (found,) = find_resources(HERE)
+    unknown = replace(found, verdict=UNKNOWN, target_ref=replace(HERE, name="other"))
+    orphan = replace(found, verdict=ORPHAN)
+    (row,) = deduplicate([orphan, unknown])
+    assert row.verdict == UNKNOWN
+    hold.down()
+
+
+def test_a_target_that_cannot_be_asked_makes_a_run_unknown_and_not_gone(
+    plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hold = start(plan_of())
+    unknown = Status(state=State.UNKNOWN, reason="out of reach")
+    with monkeypatch.context() as asked:
+        asked.setattr(FakeTarget, "status", lambda self, handle: unknown)
+        (found,) = find_resources(HERE)
+    assert (found.verdict, found.reason) == (UNKNOWN, "out of reach")
+    row = RunRow(name="r1", url=hold.url, target="fake", job="j", created=0.0, state="running")
+
+    def state_if(error: Exception, url: str = hold.url) -> str:
+        def fails(url: str) -> None:
+            raise error
+
+        monkeypatch.setattr(lifecycle, "observe", fails)
+        return refreshed(replace(row, url=url)).state
+
+    assert state_if(TargetError("logged out")) == "unknown"
+    assert state_if(UnknownRun("no plan")) == "gone"
+    assert state_if(UnknownRun("no plan"), str(tmp_path / "not-mounted/runs/r1")) == "unknown"
+    hold.down()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,17 +67,19 @@ class OnSlurm(Scene):
 class OnKubernetes(Scene):
     """With a real client and kubeconfig: `elsewhere` is another current context, where nothing is."""
 
+    options = KubernetesOptions()
+
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.provider, self.other = Cluster(), Cluster()
         self._kubeconfig, self._monkeypatch = folder / "kubeconfig", monkeypatch
         monkeypatch.setenv("KUBECONFIG", str(self._kubeconfig))
         monkeypatch.setattr(kubernetes_lifecycle, "GC_WAIT_S", 0.5)
         self.say("")
-        made = plan_of(KubernetesOptions(), outputs=str(folder / "runs"))
+        made = plan_of(self.options, outputs=str(folder / "runs"))
         run_folder = RunFolder(open_store(str(folder / "runs/r1")))
         run_folder.store.write(PLAN, made.to_json().encode())
         submission.record_submission(run_folder, made)
-        target: Target = KubernetesTarget()
+        target: Target = KubernetesTarget(self.options)
         handle = target.submit(made, "r1")
         submission.save_handle_details(run_folder, handle)
         handle = lifecycle.open_run(run_folder.url, target=target).target_handle
@@ -111,7 +114,12 @@ class OnVertex(Scene):
         self.hold = RunHandle(run="r1", url=run_folder.url, target_handle=handle, target=target, run_index=RunIndex())
 
 
+class OnPyTorchJob(OnKubernetes):
+    options = KubernetesOptions(engine="pytorchjob", keep=3600.0)
+
+
 SCENES = {"vertex": OnVertex, "docker": OnDocker, "slurm": OnSlurm, "kubernetes": OnKubernetes}
+KEPT = {"pytorchjob": OnPyTorchJob}
 
 
 @pytest.fixture
@@ -123,7 +131,7 @@ def scene_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     made: list[Any] = []
 
     def begin(name: str) -> Any:
-        made.append(SCENES[name](tmp_path / "project", monkeypatch))
+        made.append((SCENES | KEPT)[name](tmp_path / "project", monkeypatch))
         slept = time.sleep
         monkeypatch.setattr("time.sleep", lambda seconds: slept(min(seconds, 0.02)))
         return made[-1]
@@ -201,3 +209,20 @@ def test_a_receipt_of_an_earlier_start_is_none_of_a_later_one(scene_on: Callable
     assert again.current_status().state is State.PENDING
     again.down()
     assert not scene.provider.alive()
+
+
+def test_verbs_that_only_read_remove_nothing_before_keep_has_passed(scene_on: Callable[[str], Any]) -> None:
+    scene = scene_on("pytorchjob")
+    hold: RunHandle = scene.hold
+    ended = {"kind": "ended", "state": "finished", "attempt": 1, "time": submission.utc_now(), "exit_code": 0}
+    hold.folder.store.write("events/a0001-0000001.jsonl", json.dumps(ended).encode() + b"\n")
+    before = dict(scene.provider.objects)
+    outcome = hold.outcome()
+    assert (outcome.status.state, outcome.receipt) == (State.FINISHED, None)
+    assert scene.provider.objects == before
+    hold.folder.store.write(
+        "events/a0001-0000001.jsonl", json.dumps({**ended, "time": "2026-01-01T00:00:00Z"}).encode()
+    )
+    receipt = hold.outcome().receipt
+    assert receipt is not None
+    assert (receipt.left, scene.provider.alive()) == ((), False)

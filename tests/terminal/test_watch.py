@@ -86,7 +86,7 @@ def test_q_and_ctrl_c_leave_the_run_alone_and_the_terminal_as_it_was(env: dict[s
     terminal.press("x")
     terminal.see("step 49/100")
     terminal.press(key)
-    terminal.see("job keeps running")
+    terminal.see("job goes on without this terminal")
     after = termios.tcgetattr(terminal._fd)
     assert terminal.leave() == FINISHED
     assert after == before

@@ -167,7 +167,7 @@ def _detach_on_sigterm() -> Iterator[None]:
 
 
 def _detached_text(run: str) -> str:
-    return f"{run} keeps running.   next: headway logs {run} -f   or   headway stop {run}"
+    return f"{run} goes on without this terminal.   next: headway logs {run} -f   or   headway stop {run}"
 
 
 def conclusion(outcome: Outcome, run_handle: RunHandle, *, rerun: str = "headway run", shown: bool = False) -> str:
@@ -433,7 +433,8 @@ def watch_command(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         outcome = None
     if outcome is None:
-        print(f"{launched.run} keeps running.   next: headway watch {launched.run}   or   headway stop {launched.run}")
+        commands = f"headway watch {launched.run}   or   headway stop {launched.run}"
+        print(f"{launched.run} goes on without this terminal.   next: {commands}")
         return FINISHED
     print(conclusion(outcome, launched))
     return outcome.exit_code

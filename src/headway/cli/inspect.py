@@ -161,15 +161,20 @@ def refreshed(row: RunRow) -> RunRow:
 
     if State(row.state).ended and State(row.state) is not State.LOST:
         return row
+    from headway.core.errors import NotThere, UnknownRun
     from headway.launcher.lifecycle import observe  # slow to import
+    from headway.storage import local_path
 
     try:
         return replace(row, state=observe(row.url).status.state.value)
     except BadPlan as error:
         print_status(f"{row.name} is damaged: {str(error).splitlines()[0]}")
         return replace(row, state="damaged")
-    except HeadwayError:  # unreachable or deleted: show the last known state
-        return replace(row, state="gone")
+    except (UnknownRun, NotThere):
+        path = local_path(row.url)
+        return replace(row, state="gone" if path is None or path.parent.is_dir() else "unknown")  # or not mounted here
+    except HeadwayError:  # its store or its target cannot be asked
+        return replace(row, state="unknown")
 
 
 # `headway pull`: copy a run's folder, or parts of it, to this machine.

@@ -276,7 +276,7 @@ def resume_command(args: argparse.Namespace) -> int:
         return 0
     kind = recorded_kind(launched.folder)
     found = {"run": launched.run, "url": launched.url, "resume": kind}
-    done = "resumed from its last checkpoint" if kind == EXACT else "started again"
+    done = "submitted: it resumes from its last checkpoint" if kind == EXACT else "submitted: it starts again"
     print(as_json(found) if args.json else f"{launched.run} {done}\nnext: headway logs {launched.run} -f")
     return 0
 
@@ -400,7 +400,7 @@ def run_command(args: argparse.Namespace) -> int:
         from headway.cli.render import lines
 
         found = {"run": launched.run, "url": launched.url}
-        started = f"{launched.run} started on {plan.target}, folder {launched.url}{lines(launched)}"
+        started = f"{launched.run} submitted to {plan.target}, folder {launched.url}{lines(launched)}"
         print(as_json(found) if args.json else f"{started}\nnext: headway logs {launched.run} -f")
         return 0
     return attach(launched, json=args.json, rerun=_rerun(args))

@@ -180,7 +180,7 @@ def _unseen(found: list[FoundResource]) -> list[str]:
 
 def _list(found: list[FoundResource], missed: dict[str, str]) -> None:
     if found:
-        rows = [(each.handle.run, each.target_ref.name, each.verdict, each.reason, each.handle.url) for each in found]
+        rows = [(each.handle.run, each.names, each.verdict, each.reason, each.handle.url) for each in found]
         text = table(("RUN", "ON", "", "WHY", "FOLDER"), rows)
         for verdict, colour in COLOURS.items():
             text = text.replace(f"  {verdict}  ", f"  {paint(verdict, colour)}  ")
@@ -231,8 +231,8 @@ def _print_result(
         print(f"UNKNOWN, not removed: {', '.join(unknown)}")
     if not left and not unknown:
         where = f" on {on}" if on is not None else ""
-        where += f"; not searched: {', '.join(missed)}" if missed else ""
-        print(f"nothing is left behind{where}")
+        searched = " on the targets that were searched" if missed else where
+        print(f"nothing is left behind{searched}" + (f"; NOT SEARCHED: {', '.join(missed)}" if missed else ""))
 
 
 def _json_record(each: FoundResource) -> dict[str, Any]:

@@ -580,6 +580,17 @@ class Target(ABC):
         """
         return []
 
+    def kept_until(self, handle: Handle) -> float | None:
+        """Return until when an ended run's resources stay for inspection. `status` and `ps` remove nothing before.
+
+        Args:
+            handle: The run, which has ended.
+
+        Returns:
+            The Unix time. By default None: they are removed by the first command that sees the end.
+        """
+        return None
+
     def exec_command(self, handle: Handle) -> ExecCommand | None:
         """Return the command that runs Python beside the run's process, for `headway notebook`.
 

@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headway import targets
@@ -54,6 +54,12 @@ class FoundResource:
     handle: Handle
     verdict: str  # orphan, live, unknown or not yours
     reason: str
+    also_on: tuple[TargetRef, ...] = ()  # other targets that show the same run, as those of one namespace do
+
+    @property
+    def names(self) -> str:
+        """The names of all targets that show it."""
+        return ", ".join(dict.fromkeys(each.name for each in (self.target_ref, *self.also_on)))
 
 
 def target_refs(job: Job | None, *, on: str | None = None, run_index: RunIndex | None = None) -> list[TargetRef]:
@@ -109,14 +115,27 @@ def unlisted_rentals(found: Iterable[FoundResource]) -> list[str]:
     return [f"{rental.run}: {rental.what}" for _, rental in _rentals() if rental.url not in urls]
 
 
+# The most careful verdict first: of several on one run, it counts.
+_CAREFUL = (OTHER_OWNER, LIVE, UNKNOWN, ORPHAN)
+
+
 def deduplicate(found: Iterable[FoundResource]) -> list[FoundResource]:
-    """Remove duplicates: every renting target finds a recorded machine; prefer the target that rented it."""
-    chosen: dict[object, FoundResource] = {}
-    for number, each in enumerate(found):
-        key: object = each.handle.url if each.handle.details.get("rented") else number
-        if key not in chosen or (each.target_ref.name == each.handle.target != chosen[key].target_ref.name):
-            chosen[key] = each
-    return list(chosen.values())
+    """Return one row per run and kind of target: targets that share a namespace, or rent machines, find the same.
+
+    The target that rented a machine is preferred; `remove` asks all of them.
+    """
+    groups: dict[tuple[str, str], list[FoundResource]] = {}
+    for each in found:
+        groups.setdefault((each.target_ref.kind, each.handle.url), []).append(each)
+    return [_one_of(group) for group in groups.values()]
+
+
+def _one_of(group: list[FoundResource]) -> FoundResource:
+    if group[0].handle.details.get("rented"):
+        return next((each for each in group if each.target_ref.name == each.handle.target), group[0])
+    chosen = min(group, key=lambda each: _CAREFUL.index(each.verdict))
+    others = tuple(each.target_ref for each in group if each is not chosen)
+    return replace(chosen, also_on=others)
 
 
 def find_resources(
@@ -158,11 +177,13 @@ def _classify(target: Target, handle: Handle, say: Log, patience_s: float) -> tu
         return _classify_without_folder(handle)
     except StoreError as error:  # an unreachable bucket says nothing about the run
         return UNKNOWN, f"its folder cannot be read: {error.problem.what}"
+    if status.state is State.UNKNOWN:
+        return UNKNOWN, status.reason
     if not status.state.ended:
         return _classify_live(handle, status, say, patience_s if ours else None)
-    until = kept_until(folder_of(handle))
-    if until is not None:
-        return LIVE, f"kept after a failure until {time.strftime('%H:%M', time.localtime(until))}"
+    until = kept_until(folder_of(handle)) or target.kept_until(handle)
+    if until is not None and until > time.time():
+        return LIVE, f"kept until {time.strftime('%H:%M', time.localtime(until))}"
     if not ours and not has_ended:
         return UNKNOWN, f"its run is {status.state.value}, and it has no owner label: headway down {handle.url}"
     return ORPHAN, f"its run is {status.state.value}"
@@ -212,8 +233,16 @@ def _expires_at(handle: Handle) -> float | None:
 
 def remove(found: FoundResource, *, say: Log, run_index: RunIndex | None = None) -> Receipt:
     """Take it down, and write the receipt into its run folder if there still is one."""
-    target = found.target_ref.build()
+    receipts = [_remove_from(ref, found.handle, say, run_index) for ref in (*found.also_on, found.target_ref)]
+    created = tuple(dict.fromkeys(name for receipt in receipts for name in receipt.created))
+    left = {name for receipt in receipts for name in receipt.left}
+    unverified = {name for receipt in receipts for name in receipt.unverified} - left
+    return replace(Receipt.of_listing(found.handle.run, created, sorted(left)), unverified=tuple(sorted(unverified)))
+
+
+def _remove_from(ref: TargetRef, handle: Handle, say: Log, run_index: RunIndex | None) -> Receipt:
+    target = ref.build()
     try:
-        return lifecycle.open_run(found.handle.url, target=target, run_index=run_index, say=say).down()
+        return lifecycle.open_run(handle.url, target=target, run_index=run_index, say=say).down()
     except (UnknownRun, NotThere):
-        return target.down(found.handle)
+        return target.down(handle)

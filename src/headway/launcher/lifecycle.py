@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,20 @@ class RunHandle:
 
     def outcome(self) -> Outcome:
         status = self.current_status()
+        if status.state.ended and self._is_kept():
+            return self._record_outcome(status, teardown.complete_receipt(self.folder))
+        return self._conclude(status)
+
+    def _conclude(self, status: Status) -> Outcome:
         return self._record_outcome(status, self.ensure_torn_down() if status.state.ended else None)
+
+    def _is_kept(self) -> bool:
+        """Return whether the target keeps what the ended run created, so that only `down` removes it for now."""
+        try:
+            until = self.target.kept_until(self.target_handle)
+        except HeadwayError:
+            return False
+        return until is not None and until > time.time()
 
     def current_status(self) -> Status:
         """Return the target's status of the run, corrected if its folder was moved or is a copy of another one."""
@@ -143,7 +157,7 @@ class RunHandle:
         for line in self.logs(follow=True):
             if on_line is not None:
                 on_line(line)
-        outcome = self.outcome()
+        outcome = self._conclude(self.current_status())  # whoever waits for the end removes it, whatever is kept
         # The log is followed until nothing more is heard of the run.
         if outcome.status.state in (State.PENDING, State.RUNNING):
             return self._record_outcome(Status(state=State.LOST, reason=outcome.status.reason), None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
+import time
 
 from headway.core.errors import HeadwayError, TargetError, UnknownRun
 from headway.core.retry import NO_LIMIT, Backoff, RetryPolicy, retry, wait_until
@@ -24,27 +25,36 @@ from headway.targets.ssh.rental import STARTED, Records
 
 FIRST_POLL_S, LONGEST_POLL_S = 2.0, 15.0  # poll interval
 HANDOVER_POLL_S = 0.2
+UNNAMED_S = 1800.0  # for a machine that a failed `up` did not name to be listed after all
 RETRY_S, LONGEST_RETRY_S = 15.0, 600.0  # back-off after a failure: the machine is billed, so it never gives up
+
+
+class _NoMachineKnown(HeadwayError):
+    """`up` failed without naming a machine, and none has been listed for UNNAMED_S: a person must look."""
 
 
 def watch(url: str) -> int:
     """Wait for the hand-over, then poll the run until it has been taken down."""
+    began = time.monotonic()
     wait_until(lambda: not processes.is_starting(local_dir(url, KIND)), HANDOVER_POLL_S)
     rented = Records().read(url) is not None
     policy = RetryPolicy(tries=NO_LIMIT, total_s=math.inf, first_pause_s=RETRY_S, longest_pause_s=LONGEST_RETRY_S)
 
     def ended() -> bool:
-        return retry(lambda: _poll_once(url, rented=rented), policy, on=HeadwayError, unless=(UnknownRun,),
+        return retry(lambda: _poll_once(url, rented=rented, began=began), policy, on=HeadwayError,
+                     unless=(UnknownRun, _NoMachineKnown),
                      on_failure=lambda error: _log(str(error)))  # fmt: skip
 
     try:
         wait_until(ended, Backoff(FIRST_POLL_S, LONGEST_POLL_S, factor=1.2))
     except UnknownRun:
         pass  # its folder was removed by a launcher that took everything down
+    except _NoMachineKnown as error:
+        _log(str(error))
     return 0
 
 
-def _poll_once(url: str, *, rented: bool) -> bool:
+def _poll_once(url: str, *, rented: bool, began: float) -> bool:
     """Poll once, and take the run down if it has ended. Raises TargetError while something is left behind."""
     run = lifecycle.open_run(url, say=_log)
     rental = Records().read(url)
@@ -52,7 +62,12 @@ def _poll_once(url: str, *, rented: bool) -> bool:
         return True  # taken down by another process; or its rental record was removed by hand
     if rental is not None and rental.state != STARTED:
         _log(f"the client has exited, and {run.run} was never started: releasing its machine")
-        return _require_nothing_left(run.down())
+        receipt = run.down()
+        known = Records().read(url)
+        if receipt.left and known is not None and not known.ids and time.monotonic() - began > UNNAMED_S:
+            what = f"no machine of {run.run} is known after {UNNAMED_S / 60:.0f} minutes: not tried any more"
+            raise _NoMachineKnown(what, fix=f"look at your provider; then: rm -r {Records().place(url)}")
+        return _require_nothing_left(receipt)
     outcome = run.outcome()
     if not outcome.status.state.ended or outcome.receipt is None:
         return False

@@ -166,6 +166,11 @@ class KubernetesTarget(Target):
         names = [handle.run, f"{handle.run}-reaper", *(pod.name for pod in pods)]
         return kubernetes_status.events(api, options.namespace, names, warnings=False)
 
+    def kept_until(self, handle: Handle) -> float | None:
+        """Return the end of `keep`: until then a finished PyTorchJob and its pods can be looked at with kubectl."""
+        ended = folder_of(handle).ended() if self.options.engine == "pytorchjob" else None
+        return None if ended is None else submission.unix_seconds(ended.get("time")) + self.options.keep
+
     def exec_command(self, handle: Handle) -> ExecCommand:
         if shutil.which("kubectl") is None:
             raise BadInput("kubectl is not installed on this machine", fix="https://kubernetes.io/docs/tasks/tools")

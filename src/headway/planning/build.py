@@ -448,6 +448,8 @@ def _cost_notes(job: Job, cost: Cost, *, chosen: bool) -> list[str]:
         effect = "; without one, budget.usd has no effect" if job.budget.usd is not None else ""
         return [f"no price is known: {cost.quote.missing}{effect}. Set `price:` (USD per node-hour) in the target"]
     if job.budget.usd is None and job.budget.hours is None:
+        if not job.budget.unlimited:
+            return ["this run has no budget; its target's own limit is of each start"]
         return ["this run has no limit, as `budget: none` says: it may run, and cost, without end"]
     return []
 

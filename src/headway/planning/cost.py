@@ -40,7 +40,9 @@ class Cost:
         return self.quote is not None and not self.quote.missing
 
     def with_ceiling(self, job: Job, options: Mapping[str, Any]) -> Job:
-        """Return the job with a budget of 24 hours if it is billed and names none."""
+        """Return the job with a budget of 24 hours if it is billed and neither it nor its target names a limit."""
+        if options.get("timeout"):  # Vertex AI's own, of each submission
+            return job
         named = job.budget.unlimited or job.budget.usd is not None or job.budget.hours is not None
         billed = self.quote is not None or options.get("up")
         return job if named or not billed else replace(job, budget=replace(job.budget, hours=CEILING_HOURS))

@@ -90,7 +90,7 @@ def test_the_primary_pool_has_one_machine_and_the_others_are_in_the_second(tmp_p
 
 @pytest.mark.parametrize(
     ("keys", "timeout"),
-    [({}, "604800s"), ({"budget": Budget(hours=8)}, "29430s"), ({"options": {"timeout": 7200.0}}, "7200s")],
+    [({}, "87030s"), ({"budget": Budget(hours=8)}, "29430s"), ({"options": {"timeout": 7200.0}}, "7200s")],
 )
 def test_a_timeout_is_always_set(keys: dict[str, Any], timeout: str, tmp_path: Path) -> None:
     assert body(tmp_path, **keys)["jobSpec"]["scheduling"]["timeout"] == timeout

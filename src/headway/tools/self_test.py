@@ -16,6 +16,7 @@ from headway.launcher.rehearse import scratch_dir, without_effects
 from headway.planning import plan
 from headway.rundir.layout import RunFolder
 from headway.spec import Cadence, Checkpoint, Data, Job
+from headway.spec.model import EndsWhen, Resume
 from headway.storage.base import Store
 
 SCRIPT, NAME = "headway_self_test.py", "self-test"
@@ -43,11 +44,15 @@ def _program() -> str:
 
 def _job(job: Job, folder: Path, outputs: str) -> Job:
     """Keep where and on what the job runs; replace what it runs."""
+    if job.requirements:
+        (folder / job.requirements).parent.mkdir(parents=True, exist_ok=True)
+        (folder / job.requirements).write_bytes((Path(job.root) / job.requirements).read_bytes())
     env = {**job.env, DIE_AFTER_STEP: str(_KILL_AFTER)}
     env[TIMING] = timing_with(env, restart_pause=0)
     return replace(
         without_effects(job),
-        **dict.fromkeys(("recipe", "module", "notebook", "precision", "compile", "accumulate", "clip")),
+        recipe=None, module=None, notebook=None, precision=None, compile=None, accumulate=None, clip=None,
+        resume=Resume(), ends_when=EndsWhen(), keep=(), metrics=None,
         name=NAME, script=SCRIPT, command=(), args=(), config={}, data=Data(), named_data={}, phases=(), init_from=None,
         exact=True, checkpoint=Checkpoint(every=Cadence(steps=2)), outputs=outputs, root=str(folder), seed=3, env=env,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import headway
-from headway.runtime import Loader
+from headway.training import Loader
 from headway.training.run import Run
 
 SAMPLES, BATCH, EPOCHS, SIZE = 64, 16, 3, 256

@@ -54,6 +54,7 @@ MAY_IMPORT_HEAVY = (
     "bundle.format",  # a bundle's weights are tensors
     "dashboard.views",  # curves are thinned out with numpy
     "tools.verify_checks",  # compares checkpoints
+    "tools.self_test_script",  # the program of the self-test: runs on the machine that trains
 )
 # Sent to another machine, or started as a file: the standard library alone.
 SINGLE_FILES = (

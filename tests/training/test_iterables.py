@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from headway.core.errors import BadInput
 from headway.training.preemption import Stop
 from headway.training.run import Run
+from tests.supervisor.supervised import quiet_environment
 from tests.training.inside import Start, runs
 from tests.training.live import Case
+from tests.waiting import wait_until
 
 
 @pytest.fixture(name="start")
@@ -311,3 +315,54 @@ def test_a_stream_of_hugging_face_datasets_is_resumed(start: Start, straight: St
         seen(start(), stop=7)
     assert seen(start()) == expected[7:]
     assert expected[:5] != expected[5:]
+
+
+ENDED = """
+import os, signal, sys
+import headway, torch
+from torch.utils.data import DataLoader
+
+class Large(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return b"x" * 300_000  # more than a pipe holds
+
+run = headway.start(sys.argv[1])
+model = run.place(torch.nn.Linear(1, 1))
+loader = DataLoader(Large(), batch_size=2, num_workers=2, collate_fn=b"".join, persistent_workers=True)
+for _ in run.steps(loader):
+    print(*[worker.pid for worker in loader._iterator._workers], flush=True)
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_a_loaders_workers_end_with_their_rank(tmp_path: Path, how: str) -> None:
+    """Also those that wait to hand over a batch, and those of the process that reads the first batch again."""
+    (tmp_path / "train.py").write_text(ENDED)
+    done = subprocess.run(
+        [sys.executable, "train.py", str(tmp_path / "run"), how],
+        cwd=tmp_path,
+        env={**quiet_environment(), "ENDED_TEST": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    workers = [int(word) for word in done.stdout.split()]
+    assert len(workers) >= 2, done.stderr
+
+    def left() -> list[int]:
+        """All processes that the script has started."""
+        mark = f"ENDED_TEST={tmp_path}".encode()
+        return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if mark in read_or_nothing(path)]
+
+    wait_until(lambda: not left(), lambda: f"still there: {left()}", 20.0)
+
+
+def read_or_nothing(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -169,7 +169,13 @@ def manual(options: dict[str, Any]) -> None:
     torch.save(weights, Path(os.environ["TEST_DIR"], f"weights-{run.world.rank}.pt"))
 
 
-LOOPS = {"manual": manual, "two_updates": two_updates, "mean_loss": mean_loss, "streamed": streamed}
+def parity(options: dict[str, Any]) -> None:
+    from tests.training import parity_loops
+
+    parity_loops.parity(options)
+
+
+LOOPS = {"parity": parity, "manual": manual, "two_updates": two_updates, "mean_loss": mean_loss, "streamed": streamed}
 
 
 def main(options: dict[str, Any]) -> None:

@@ -35,12 +35,19 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="TARGET", help="also check this target of the job file, or kind of target")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
                         help="override a key of the job file, as for `headway run`")  # fmt: skip
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="also train for a minute there: checkpoint, kill, resume, compare bits, bandwidth, precision",
+    )
     add_json(parser)
 
 
 def doctor_command(args: argparse.Namespace) -> int:
     findings = [*_machine(), *_extras(), *_plugins(), *_index(), *_job(args.file, args.changes)]
     findings += _target(args.file, args.on, args.changes)
+    if args.deep:
+        findings += _deep(args.file, args.on or "local", args.changes)
     if args.json:
         print(as_json([asdict(finding) for finding in findings]))
     else:
@@ -161,6 +168,20 @@ def _target(file: str | None, on: str | None, changes: Sequence[str]) -> Iterato
             )
         yield from target.doctor(job)
         yield from (Finding("note", f"still billed: {line}") for line in billable_resources(target))
+    except HeadwayError as error:
+        yield Finding("bad", error.problem.what, error.problem.fix)
+
+
+def _deep(file: str | None, on: str, changes: Sequence[str]) -> Iterator[Finding]:
+    """Train a little on the target, with its job's resources, image and environment."""
+    from headway.cli.render import print_status
+    from headway.spec import Job
+    from headway.tools.self_test import self_test
+
+    try:
+        given = file or Path(DEFAULT).exists()
+        job = Job.load(Path(file or DEFAULT), set=changes) if given else Job(name="job", script="none.py")
+        yield from self_test(job, on, print_status)
     except HeadwayError as error:
         yield Finding("bad", error.problem.what, error.problem.fix)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -21,7 +19,14 @@ from headway.training.context import log_line
 from headway.training.determinism import ITEM, RngSeeder
 from headway.training.devices import HostCopies, can_pin
 from headway.training.distributed.process_group import ProcessGroup
-from headway.training.iterables import IterableReader, decode_state, encode_state, relative_size
+from headway.training.iterables import (
+    IterableReader,
+    decode_state,
+    die_with_parent,
+    encode_state,
+    let_workers_die_with_rank,
+    relative_size,
+)
 from headway.training.nested import map_tensors
 from headway.training.progress_state import TrainState
 
@@ -246,7 +251,6 @@ def batch_indices(feed: Any, epoch: int, step: int) -> Sequence[int] | None:
 
 
 Key = tuple[int, int, int, int]  # epoch, step, part, parts
-_PR_SET_PDEATHSIG = 1
 
 
 class KeySampler(Sampler[Key]):
@@ -318,13 +322,8 @@ def _identity(batch: Any) -> Any:
 
 def _init_worker(worker: int) -> None:
     """Make a worker ignore the signals meant for its rank, and die with the rank."""
-    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the rank died before prctl took effect
-        os._exit(1)
+    die_with_parent()
 
 
 class RankBatches:
@@ -414,6 +413,7 @@ class RankBatches:
         """Yield whole batches, round-robin over ranks: without padding, so that sums and counts need no correction."""
         rank, size = self._world.rank, self._world.size
         if not isinstance(feed, Feed):
+            let_workers_die_with_rank(feed)
             if isinstance(getattr(feed, "sampler", None), DistributedSampler):
                 return iter(feed)  # it gives each rank its own part
             return (batch for number, batch in enumerate(feed) if number % size == rank)

@@ -12,8 +12,12 @@ reads everything and trains on its own batches in turn.
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
-from collections.abc import Iterator, Mapping
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +39,7 @@ class IterableReader:
 
     def __init__(self, source: Any, group: ProcessGroup, seeder: RngSeeder) -> None:
         self.source, self._group, self._name = source, group, type(source).__name__
+        let_workers_die_with_rank(source)
         distributed = isinstance(getattr(source, "sampler", None), DistributedSampler)
         alone = group.world.size == 1
         # Ranks that may read the same data must draw the same numbers: those of rank 0.
@@ -236,6 +241,41 @@ def restart_workers(source: Any) -> None:
         return
     source._iterator._shutdown_workers()  # type: ignore[attr-defined]
     source._iterator = None
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends; leave Ctrl-C to the parent."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before prctl took effect
+        os._exit(1)
+
+
+class WorkerStart:
+    """The `worker_init_fn` of a script's DataLoader: dies with its rank, and calls the script's own."""
+
+    def __init__(self, own: Callable[[int], object] | None) -> None:
+        self.own = own
+
+    def __call__(self, worker: int) -> None:
+        die_with_parent()
+        if self.own is not None:
+            self.own(worker)
+
+
+def let_workers_die_with_rank(source: Any) -> None:
+    """End a DataLoader's workers with the rank, however it ends.
+
+    A worker of torch notices that its parent is gone, but waits for ever to hand over a batch that nobody reads.
+    """
+    if isinstance(source, DataLoader) and source.num_workers and not isinstance(source.worker_init_fn, WorkerStart):
+        source.worker_init_fn = WorkerStart(source.worker_init_fn)
 
 
 def skips_indices_of(source: Any) -> bool:

@@ -54,6 +54,7 @@ class ManualUpdates:
     def begin_body(self, share: float) -> None:
         if not self.pending:
             self._weights.clear()
+            self._nonfinite = 0.0  # not after an update: another optimizer may follow it with the same loss
         self._weights.append(share)
 
     def end_body(self) -> None:
@@ -77,7 +78,7 @@ class ManualUpdates:
         flags: StepFlags,
     ) -> StepResult:
         """Average over ranks, clip and apply the gradients of these optimizers, and clear them."""
-        if not self.pending and closure is None:
+        if not self.pending and closure is None and not _have_gradients(optimizers):
             raise BadInput("run.update has no gradients to apply", fix="call run.backward(loss) before it")
         if closure is not None:
             return self._update_with(closure, optimizers, clip, flags)
@@ -156,7 +157,12 @@ class ManualUpdates:
 
     def _done(self, optimizers: Sequence[Optimizer]) -> None:
         zero(optimizers)
-        self.pending, self._nonfinite = False, 0.0
+        self.pending = False
+
+
+def _have_gradients(optimizers: Sequence[Optimizer]) -> bool:
+    """Whether an earlier loss has left gradients for these: one loss, and an update of each of its optimizers."""
+    return any(parameter.grad is not None for parameter in parameters_of(optimizers))
 
 
 def _take_others(sync: GradientSync, optimizers: Sequence[Optimizer]) -> list[tuple[Tensor, Tensor | None]]:

@@ -164,6 +164,12 @@ class Server:
         """Whether the queue has been full, and requests refused, for seconds."""
         return self._batcher is not None and self._batcher.full and self._batcher.overload.lasting
 
+    def with_values(self, body: Any, request: Request) -> Any:
+        """Parse the values of an HTML form that hold JSON."""
+        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            return body
+        return {**body, "instances": [self._reader.from_form(each) for each in body["instances"]]}
+
     @property
     def ready(self) -> bool:
         return self.trouble is None
@@ -316,7 +322,7 @@ class _Handlers:
 
     async def predict(self, request: Request) -> Response:
         with self._received() as share:
-            body = await _body(request, self._server.settings.limits, share)
+            body = self._server.with_values(await _body(request, self._server.settings.limits, share), request)
             predictions = await self._while_connected(request, self._server.predictions(body))
         return JSONResponse({"predictions": predictions})
 
@@ -360,8 +366,7 @@ class _Handlers:
     async def about(self, _: Request) -> Response:
         from headway._version import __version__
 
-        inputs = [{"name": each.name, "kind": each.kind, "summary": each.summary, "required": each.required}
-                  for each in self._server.service.fields]  # fmt: skip
+        inputs = [openapi.describe_field(each) for each in self._server.service.fields]
         settings = self._server.settings
         metadata = {"name": settings.name, "version": __version__, "extensions": [], "predict": settings.predict_route}
         return JSONResponse({**metadata, "inputs": inputs, **settings.card})

@@ -9,11 +9,20 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+pytest.importorskip("torch")
+from headway.artifacts.batch import Shard, predict_to_file
+from headway.artifacts.models import open_model
+from headway.artifacts.own_model import Choice, OwnService
+from headway.artifacts.samples import rows_of
 from headway.cli.dispatch import locate
+from headway.core.errors import BadInput
+from headway.model import Model, Number, Text
 from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from tests.cli.conftest import Headway
@@ -21,7 +30,6 @@ from tests.cli.conftest import headway as headway
 from tests.models.proofs import copy_project
 from tests.waiting import wait_until
 
-pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
@@ -144,3 +152,61 @@ def test_code_of_a_bundle_runs_only_where_it_is_trusted_or_ones_own(
     changed = headway("predict", "../models/rents", "../work/test.csv", "--trust")
     assert changed.code != 0
     assert "headway_code/serving.py" in changed.err, "a changed file is no part of the bundle"
+
+
+def test_answers_to_a_table_are_written_in_parts_and_continued(headway: Headway) -> None:
+    pytest.importorskip("sklearn")
+    copy_project("rows", Path.cwd())
+    assert headway("run").code == 0
+    model = open_model(locate("last"), Choice())
+    first = predict_to_file(model, ["test.csv"], "rents.jsonl", shard=Shard(index=0, count=2), per_part=20)
+    assert (first.answered, first.complete) == (40, False)
+    assert not Path("rents.jsonl").exists()
+    again = predict_to_file(model, ["test.csv"], "rents.jsonl", shard=Shard(index=0, count=2), per_part=20)
+    assert again.answered == 0, "its parts are there"
+    with pytest.raises(BadInput, match="answers to other samples"):
+        predict_to_file(model, ["train.csv"], "rents.jsonl", shard=Shard(), per_part=20)
+    last = predict_to_file(model, ["test.csv"], "rents.jsonl", shard=Shard(index=1, count=2), per_part=20)
+    assert (last.answered, last.complete) == (20, True)
+    rows = [json.loads(line) for line in Path("rents.jsonl").read_text().splitlines()]
+    assert [row["input"] for row in rows] == [str(number) for number in range(60)]
+    assert not Path("rents.jsonl.parts").exists()
+    Path("bad.csv").write_text("rooms,area,heating\n1,20,gas\n1,much,gas\n")
+    assert headway("predict", "last", "bad.csv", "--out", "bad.parquet", "--json").code == 0
+    (good, bad) = rows_of(Path("bad.parquet").read_bytes(), "bad.parquet")
+    assert good["error"] is None
+    assert "'much'" in bad["error"]
+
+
+def test_a_served_model_answers_values_forms_and_streams(headway: Headway) -> None:
+    from starlette.testclient import TestClient
+
+    from headway.serving.app import Server, Settings, application
+
+    class Echo(Model):
+        inputs: ClassVar = {"text": Text(), "times": Number(low=1, high=9, required=False)}
+        outputs: ClassVar = {"text": Text()}
+
+        def predict(self, batch: Sequence[Mapping[str, Any]]) -> list[str]:
+            return [each["text"] * int(each.get("times", 1)) for each in batch]
+
+        def stream(self, sample: Mapping[str, Any]) -> Iterator[str]:
+            yield from self.predict([sample])[0]
+
+    app = application(Server(OwnService(Echo()), Settings(name="echo")))
+    with TestClient(app, base_url="http://localhost") as client:
+        asked = {"instances": [{"text": "ab", "times": 2}, "c"]}
+        assert [each["text"] for each in client.post("/predict", json=asked).json()["predictions"]] == ["abab", "c"]
+        assert client.post("/predict", json={"instances": [{"text": "a", "times": "2"}]}).status_code == 400
+        assert client.post("/predict", files={"text": (None, "a"), "times": (None, "3")}).json()["predictions"][0] == {
+            "text": "aaa"
+        }
+        events = client.post("/stream", json={"instances": ["ab"]}).text.split("\n\n")
+        assert [json.loads(event[6:]) for event in events if event] == [
+            {"piece": "a"},
+            {"piece": "b"},
+            {"text": "ab", "done": True},
+        ]
+        made = client.post("/v1/completions", json={"prompt": "ab", "times": 2, "max_tokens": 5}).json()
+        assert made["choices"][0]["text"] == "abab"
+        assert {"/stream", "/v1/completions"} < set(client.get("/openapi.json").json()["paths"])

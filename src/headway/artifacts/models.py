@@ -49,6 +49,16 @@ class ScoredModel(Protocol):
 class LoadedModel(ScoredModel, Protocol):
     """A model that answers: what `predict` and `serve` need."""
 
+    @property
+    def outputs(self) -> Sequence[Mapping[str, Any]]:
+        """The declared outputs, for the try-out page. A recipe's page draws its answers' own fields."""
+        ...
+
+    @property
+    def verb(self) -> str:
+        """The word on the button of the try-out page."""
+        ...
+
     def answers(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
         """Answer inputs as typed on the command line, each with at least `input` and `text`."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from headway.metrics.samples import of_values
 from headway.model import Model, Tensor
 from headway.model.bundling import complete_bundle, is_needed
 from headway.model.code import CODE, called, has_module, is_same, load_class
+from headway.model.types import described
 from headway.rundir.history import scores_at
 from headway.rundir.layout import RunFolder
 from headway.storage import fetch_file, local_path, open_store
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
     from headway.storage.base import Store
 
+_VERBS = {
+    "boxes": "Find",
+    "caption": "Describe",
+    "classes": "Classify",
+    "labels": "Label",
+    "number": "Estimate",
+    "ordinal": "Grade",
+    "text": "Write",
+}
 AT_ONCE = 32  # samples given to `predict` together, outside of the server
 
 
@@ -75,6 +85,16 @@ class OwnModel:
     def bundle(self) -> Bundle | None:
         """None: only a recipe's graph is cached by its bundle."""
         return None
+
+    @property
+    def outputs(self) -> Sequence[Mapping[str, Any]]:
+        """The declared outputs, for the try-out page."""
+        return [described(name, declared) for name, declared in self.model.outputs.items()]
+
+    @property
+    def verb(self) -> str:
+        """The word on the button of the try-out page: what the first output is."""
+        return _VERBS.get(next(iter(self.model.outputs.values())).kind, "Run")
 
     def service(self) -> OwnService:
         return OwnService(self.model)
@@ -228,11 +248,15 @@ class OwnService:
             for name, each in model.inputs.items()
         )
         self.outputs = model.outputs
-        self.streams = type(model).implements("stream")
+        self.streams = next(iter(model.outputs.values())).kind == "text"
 
     def prepare(self, instance: Instance) -> Instance:
         tensors = {name for name, each in self.model.inputs.items() if isinstance(each, Tensor)}
         return {name: np.asarray(value, np.float32) if name in tensors else value for name, value in instance.items()}
+
+    def stream(self, prepared: Any) -> Iterator[str]:
+        """Answer one instance piece by piece."""
+        yield from self.model.stream(prepared)
 
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
         return [rendered(self.model, answer) for answer in predictions(self.model, prepared)]

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from headway.bundle.format import Bundle
 
 
+# By the kind of data that a recipe learns from.
+_VERBS = {"captions": "Describe", "classes": "Classify", "grades": "Grade", "translation": "Translate"}
+
+
 class BundledRecipe:
     """A recipe's model in a bundle. Methods are those of `headway.artifacts.models.LoadedModel`."""
 
@@ -28,6 +32,14 @@ class BundledRecipe:
         self.name, self.kind = bundle.name, recipe.name
         self.metrics: Mapping[str, float] = bundle.metrics
         self.about: Mapping[str, Any] = {"bundle": bundle.url, "validation": dict(bundle.metrics)}
+
+    @property
+    def outputs(self) -> Sequence[Mapping[str, Any]]:
+        return ()
+
+    @property
+    def verb(self) -> str:
+        return _VERBS.get(self._recipe.task, "Run")
 
     @cached_property
     def _predictor(self) -> Any:

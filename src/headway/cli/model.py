@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from headway.core.errors import BadInput, needs
 from headway.core.format import as_json, duration, paint, size, table
 
 if TYPE_CHECKING:
+    from headway.artifacts.models import LoadedModel
     from headway.artifacts.predictor import Field
 
 Answer = Callable[[Sequence[str]], list[dict[str, Any]]]
@@ -226,6 +228,12 @@ def predict_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT",
         help="files, texts, tables (CSV, JSON lines, Parquet), folders or globs (default: standard input)",
     )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write JSON lines or Parquet instead (.jsonl, .parquet); a repeated command goes on where it ended",
+    )
+    parser.add_argument("--shard", metavar="I/N", help="with --out: this process answers one of N parts (1/4)")
     add_model(parser)
     add_json(parser)
 
@@ -236,6 +244,8 @@ def predict_command(args: argparse.Namespace) -> int:
         from headway.artifacts.models import open_model
 
         model = open_model(url, model_choice(args))
+    if args.out:
+        return _predict_to_file(args, model)
     answer = model.answers
     if args.inputs:
         _show(answer, args.inputs, json=args.json)
@@ -245,6 +255,26 @@ def predict_command(args: argparse.Namespace) -> int:
         _interactive(answer)
     else:
         _from_stdin(answer, sys.stdin, json=args.json)
+    return 0
+
+
+def _predict_to_file(args: argparse.Namespace, model: LoadedModel) -> int:
+    from headway.artifacts.batch import predict_to_file, shard_of
+
+    if not args.inputs:
+        raise BadInput("--out needs inputs", fix="headway predict RUN FILE.csv --out answers.jsonl")
+    shard = shard_of(args.shard)
+    with progress_while(f"predicting to {args.out}"):
+        done = predict_to_file(model, args.inputs, args.out, shard=shard)
+    if args.json:
+        print(as_json({"out": args.out, **asdict(done)}))
+        return 0
+    if done.complete:
+        print(f"{done.samples:,} samples in {args.out}")
+    else:
+        print(f"{done.answered:,} of {done.samples:,} samples answered; {args.out} is written after the last shard")
+    if done.refused:
+        print(f"note: {done.refused:,} of them have an error instead of an answer", file=sys.stderr)
     return 0
 
 

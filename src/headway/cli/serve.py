@@ -433,7 +433,7 @@ def _server(args: argparse.Namespace, model: LoadedModel, limits: Limits, hosts:
 
     settings = Settings(
         name=model.name,
-        card={"recipe": model.kind, "metrics": dict(model.metrics)},
+        card=_card(model),
         limits=limits,
         predict_route=_route("AIP_PREDICT_ROUTE", "/predict"),
         health_route=_route("AIP_HEALTH_ROUTE", "/health"),
@@ -446,6 +446,20 @@ def _server(args: argparse.Namespace, model: LoadedModel, limits: Limits, hosts:
     print(f"engine: {choose_engine(service, model.bundle, args.engine)}", file=sys.stderr)
     print(f"threads: {batching.choose_thread_count(service)}", file=sys.stderr)
     return Server(service, settings)
+
+
+def _card(model: LoadedModel) -> dict[str, Any]:
+    """Return what the try-out page shows besides the inputs."""
+    from headway.artifacts.report import metric_name
+
+    names = {name: metric_name(name) for name in model.metrics}
+    return {
+        "recipe": model.kind,
+        "metrics": dict(model.metrics),
+        "metric_names": names,
+        "outputs": list(model.outputs),
+        "verb": model.verb,
+    }
 
 
 def _route(variable: str, default: str) -> str:

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from headway.serving.admission import Overload
 
 log = logging.getLogger("headway.serve")
 
+_END: Final = object()  # of an iterator
 Work = Callable[[Sequence[Any], bool], list[Any]]  # (prepared inputs, explain) -> answers
 
 
@@ -121,6 +122,13 @@ class Batcher:
                 each.answer.cancel()
             self._waiting = deque(each for each in self._waiting if not each.answer.done())  # room for others
             raise
+
+    async def iterate(self, make: Callable[[], Iterator[Any]]) -> AsyncIterator[Any]:
+        """Yield what an iterator gives. Each step runs in the model's thread, between batches."""
+        loop = asyncio.get_running_loop()
+        steps = await loop.run_in_executor(self._thread, make)
+        while (piece := await loop.run_in_executor(self._thread, next, steps, _END)) is not _END:
+            yield piece
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

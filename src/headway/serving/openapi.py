@@ -116,7 +116,7 @@ def describe_kserve(name: str, fields: Sequence[Field], answers: Sequence[str]) 
     }
 
 
-def describe_openapi(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+def describe_openapi(settings: Settings, fields: Sequence[Field], *, streams: bool = False) -> dict[str, Any]:
     name = settings.name
     predict = _operation(
         "Predictions for a list of instances", _instances(settings, fields), "Predictions", form=_form(fields)
@@ -140,6 +140,8 @@ def describe_openapi(settings: Settings, fields: Sequence[Field]) -> dict[str, A
         "/about": {"get": _plain("The model, its inputs and how it was trained")},
         "/metrics": {"get": _plain("Prometheus metrics", "text/plain")},
     }
+    if streams:
+        paths |= _streams(settings, fields)
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": name, "version": __version__, "description": f"{name}, served by Headway"},
@@ -150,6 +152,19 @@ def describe_openapi(settings: Settings, fields: Sequence[Field]) -> dict[str, A
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
     return document
+
+
+def _streams(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+    one = _instances(settings, fields)
+    one["properties"]["instances"] |= {"maxItems": 1}
+    prompt = {"type": "string", "minLength": 1, "maxLength": settings.limits.text, "pattern": HAS_LETTERS}
+    asked = {"type": "object", "required": ["prompt"], "properties": {"prompt": prompt, "stream": {"type": "boolean"}}}
+    stream = _operation("The answer to one instance, piece by piece, as server-sent events", one, "Predictions")
+    complete = _operation("A completion of a prompt, as in OpenAI's API", asked, "Predictions")
+    stream["responses"]["200"] = {"description": "events", "content": {"text/event-stream": {}}}
+    content = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
+    complete["responses"]["200"] = {"description": "the completion", "content": content}
+    return {"/stream": {"post": stream}, "/v1/completions": {"post": complete}}
 
 
 _SCHEMAS: dict[str, Any] = {

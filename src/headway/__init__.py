@@ -5,6 +5,8 @@ run = headway.launch(headway.plan(job, on="local"))
 
 run = headway.start()                      # inside a training script
 headway.open_run("last")                   # in a notebook: state, curves and money as a card
+
+class Grader(headway.Model): ...            # your own model, in every verb
 """
 
 from __future__ import annotations
@@ -14,17 +16,63 @@ from typing import TYPE_CHECKING, Any
 from headway._version import __version__
 
 if TYPE_CHECKING:
+    from headway.artifacts.onnx import Graph
     from headway.dashboard.notebook.run import open_run
     from headway.launcher.lifecycle import launch
+    from headway.model import (
+        Audio,
+        Boxes,
+        Caption,
+        Classes,
+        Image,
+        Labels,
+        Model,
+        Number,
+        Ordinal,
+        Picture,
+        Row,
+        Scores,
+        Tensor,
+        Text,
+    )
     from headway.planning import plan
     from headway.spec import Job
     from headway.training import Feed, Loader, Run, start
 
-__all__ = ["Feed", "Job", "Loader", "Run", "__version__", "launch", "open_run", "plan", "start"]
+_TYPES = ("Audio", "Boxes", "Caption", "Classes", "Image", "Labels", "Model", "Number", "Ordinal", "Picture", "Row",
+          "Scores", "Tensor", "Text")  # fmt: skip
+__all__ = [
+    "Audio",
+    "Boxes",
+    "Caption",
+    "Classes",
+    "Feed",
+    "Graph",
+    "Image",
+    "Job",
+    "Labels",
+    "Loader",
+    "Model",
+    "Number",
+    "Ordinal",
+    "Picture",
+    "Row",
+    "Run",
+    "Scores",
+    "Tensor",
+    "Text",
+    "__version__",
+    "launch",
+    "open_run",
+    "plan",
+    "start",
+]
 
 # Imported on first use, so that `headway --help` stays instant and the CLI and the supervisor never import torch.
 _HOMES = {
+    **dict.fromkeys(_TYPES, "headway.model"),
     "Feed": "headway.training",
+    "Graph": "headway.artifacts.onnx",
     "Job": "headway.spec",
     "Loader": "headway.training",
     "Run": "headway.training",

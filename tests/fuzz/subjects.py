@@ -199,7 +199,7 @@ def pictures_of_clients() -> Subject:
 
 
 def pictures_by_hand() -> Subject:
-    from headway.recipes.common import open_picture
+    from headway.artifacts.media import open_picture
 
     folder = tempfile.TemporaryDirectory(prefix="headway-fuzz-")
     path = Path(folder.name) / "picture"

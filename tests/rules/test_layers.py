@@ -21,6 +21,7 @@ ORDER = (
     "spec",
     "rundir",
     "bundle",
+    "model",
     "pricing",
     "data",
     "metrics",

@@ -47,7 +47,13 @@ def test_every_verb_stands_in_one_group_of_the_front_page() -> None:
 
 
 def test_public_names_are_these() -> None:
-    assert headway.__all__ == ["Feed", "Job", "Loader", "Run", "__version__", "launch", "open_run", "plan", "start"]
+    model = {"Graph", "Model", "Scores"}
+    types = {"Audio", "Image", "Number", "Row", "Tensor", "Text"}
+    types |= {"Boxes", "Caption", "Classes", "Labels", "Ordinal", "Picture"}
+    assert {*headway.__all__} - model - types == {
+        "Feed", "Job", "Loader", "Run", "__version__", "launch", "open_run", "plan", "start"
+    }  # fmt: skip
+    assert model | types < {*headway.__all__}
 
 
 def test_exit_codes_are_the_documented_ones() -> None:

@@ -19,7 +19,7 @@ def test_a_picture_is_asked_about_as_soon_as_it_is_there(page: Any, served: Serv
     with served() as client:
         page.set_viewport_size({"width": 360, "height": 700})
         page.goto(str(client.base_url))
-        assert page.get_by_role("button", name="Ask").is_disabled()
+        assert page.get_by_role("button", name="Run").is_disabled()
         page.set_input_files("input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": png(77)})
         page.locator("#answer .said", has_text="77").wait_for()
         page.get_by_label("a remark").fill("so dark")
@@ -108,7 +108,7 @@ def test_everybody_can_use_the_pages(page: Any, served: Served, model: Brightnes
         page.goto(f"{client.base_url}/docs")
         assert _barriers(axe.run(page)) == []
         page.goto(str(client.base_url))
-        page.get_by_role("button", name="Ask").wait_for()
+        page.get_by_role("button", name="Run").wait_for()
         assert _barriers(axe.run(page)) == []
         page.set_input_files("input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": b"no"})
         page.locator("#state.wrong").wait_for()

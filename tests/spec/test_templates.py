@@ -13,6 +13,8 @@ import pytest
 from headway.cli.run import SCRIPT, SCRIPT_TEMPLATES, templates
 from headway.plugins import RECIPES
 from headway.spec import Job, load
+from tests.cli.conftest import Headway
+from tests.cli.conftest import headway as headway
 
 TEMPLATES = templates()
 
@@ -63,3 +65,18 @@ def test_the_script_template_trains(begun: Path) -> None:
     done = subprocess.run([sys.executable, "train.py"], cwd=begun, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_model_class_fits_the_script(headway: Headway) -> None:
+    assert headway("init", "script").code == 0
+    assert headway("init", "model").code == 0
+    job = Path("headway.yaml")
+    job.write_text(f"{job.read_text()}\nmodel: serving:Spirals\n")
+    assert headway("run", "--set", "config.epochs=2").code == 0
+    Path("points.csv").write_text("x,y,spiral\n0.9,0.1,first\n-0.8,-0.2,second\n0.5,0.5,first\n")
+    scored = headway("eval", "last", "--data", "points.csv")
+    assert scored.code == 0, scored.err
+    assert "accuracy" in scored.out
+    assert "to" in scored.out, "an interval"

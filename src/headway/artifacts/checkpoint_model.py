@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from headway.artifacts.evaluate import program_has_no_model
 from headway.core.errors import BadInput, NoCheckpoint, NotThere
 from headway.plugins import RECIPES, Recipe
 from headway.plugins.registry import is_path, unknown_path
-from headway.rundir.history import scores_in
+from headway.rundir.history import scores_at
 from headway.rundir.layout import RunFolder
 from headway.spec import Job, undump
 from headway.spec.loading import from_plain
@@ -97,33 +95,6 @@ def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state["model"], **averaged}
 
 
-def weights_of(state: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Find the models in a checkpoint of any script: the state dicts by name, without optimizers and random states.
-
-    Averaged weights (`run.average`, under `average_1`) replace those of the model that has them all.
-    """
-    models = dict(_state_dicts(state, ""))
-    for key, average in state.items():
-        averaged = average.get("weights", {}) if key.startswith("average_") and isinstance(average, Mapping) else {}
-        owner = next((each for each in models.values() if averaged and averaged.keys() <= each.keys()), None)
-        if owner is not None:
-            owner |= averaged
-    return models
-
-
-_NO_MODEL = ("run", "optimizer", "optim", "scaler", "rng", "random", "average_")  # keys of a checkpoint
-
-
-def _state_dicts(state: Mapping[str, Any], name: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    tensors = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
-    if tensors and all(isinstance(value, Tensor) or str(key).endswith("_extra_state") for key, value in state.items()):
-        yield name or "model", tensors
-    elif "param_groups" not in state:
-        for key, value in state.items():
-            if isinstance(value, Mapping) and not str(key).startswith(_NO_MODEL):
-                yield from _state_dicts(value, f"{name}.{key}" if name else str(key))
-
-
 def recipe_of(job: Job, run: str = "RUN") -> Recipe:
     if job.recipe is None:
         raise program_has_no_model(run)
@@ -134,12 +105,6 @@ def recipe_of(job: Job, run: str = "RUN") -> Recipe:
             f"this version of Headway has no recipe {job.recipe!r}", fix=f"choose one of {', '.join(RECIPES)}"
         )
     return RECIPES[job.recipe]
-
-
-def scores_at(folder: RunFolder, step: int) -> dict[str, float]:
-    """Return what the run itself measured at a step, without the metrics logged at every step."""
-    records = [event for event in folder.events() if event["kind"] == "score" and event.get("step") == step]
-    return scores_in(records[-1]) if records else {}
 
 
 def _best_of_phases_name(kept: Sequence[CheckpointEntry]) -> tuple[int, str] | None:

@@ -8,19 +8,21 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from headway.bundle.format import RECORD, Bundle
+from headway.bundle.format import RECORD
 from headway.core.errors import BadBundle, BadInput, NotThere
-from headway.plugins import Recipe, require_recipe
 from headway.rundir.layout import PLAN, RunFolder
-from headway.spec.model import Cache, Data, Source
+from headway.spec.model import Data, Source
 from headway.storage import fetch_file, join, local_path, open_store
+
+if TYPE_CHECKING:
+    from headway.artifacts.own_model import Choice
 
 SPLITS = ("train", "val", "test")
 SAMPLES = "report_samples.json"
@@ -75,9 +77,15 @@ class Evaluation:
 
 
 def evaluate(
-    ref: str, *, checkpoint: str = "best", split: str = "test", data: str | None = None, root: str | None = None
+    ref: str,
+    *,
+    checkpoint: str = "best",
+    split: str = "test",
+    data: str | None = None,
+    root: str | None = None,
+    choice: Choice | None = None,
 ) -> dict[str, Any]:
-    """Evaluate the model of a run or a bundle, on its own data or on `data` (see `data_override`).
+    """Evaluate the model of a run, a bundle or a file of weights, on its own data or on `data` (see `data_override`).
 
     For a run, both reports are written to its folder; a bundle is not changed. Returns the contents of report.json.
     """
@@ -85,69 +93,27 @@ def evaluate(
         raise BadInput(f"there is no split {split!r}", fix=f"choose one of {', '.join(SPLITS)}")
     if root is not None and data is None:
         raise BadInput("--root is the folder with the images of a splits.json", fix="--data splits.json --root DIR")
-    if not is_bundle(ref):
-        return _of_run(ref, checkpoint, split, data, root)
-    if checkpoint != "best":
+    from headway.artifacts.models import open_checkpoint
+    from headway.artifacts.own_model import Choice
+    from headway.artifacts.report import write_report
+
+    of_run = _has(ref, PLAN)
+    if checkpoint != "best" and not of_run:
         raise BadInput(f"a bundle has one set of weights, and no checkpoint {checkpoint!r}", where=ref)
-    return _of_bundle(ref, split, data, root)
+    model = open_checkpoint(ref, choice or Choice(), checkpoint)
+    begun = time.monotonic()
+    found = model.evaluate(split, data, root)
+    run = {"run": ref.rstrip("/").rsplit("/", 1)[-1]} if of_run else {}
+    record = {**run, **model.about, **_record(model.kind, split, found, time.monotonic() - begun)}
+    if not of_run:
+        return record
+    write_samples(ref, record, found.samples)
+    return write_report(ref, record, found)
 
 
 def evaluate_run(run_url: str, *, checkpoint: str = "best", split: str = "test") -> dict[str, Any]:
     """Evaluate a run on its own data."""
     return evaluate(run_url, checkpoint=checkpoint, split=split)
-
-
-def _of_run(run_url: str, checkpoint: str, split: str, data: str | None, root: str | None) -> dict[str, Any]:
-    from headway.artifacts.checkpoint_model import open_trained
-    from headway.artifacts.report import write_report
-
-    trained = open_trained(run_url, checkpoint)
-    begun = time.monotonic()
-    with data_override(data, root, split, trained.config, otherwise=trained.job.data) as read:
-        found: Evaluation = trained.recipe.load("evaluate")(
-            trained.model, trained.config, read, split, cache=_cache_here(trained.job.cache)
-        )
-    record = {
-        "run": run_url.rstrip("/").rsplit("/", 1)[-1],
-        "checkpoint": trained.checkpoint,
-        "step": trained.step,
-        "validation": dict(trained.scores),
-        "environment": dict(trained.environment),
-        **_record(trained.recipe.name, split, found, time.monotonic() - begun),
-    }
-    write_samples(run_url, record, found.samples)
-    return write_report(run_url, record, found)
-
-
-def _cache_here(cache: Cache) -> Cache:
-    """Return the run's cache if its folder exists on this machine, else this machine's default."""
-    return cache if cache.dir is None or Path(cache.dir).expanduser().is_dir() else replace(cache, dir=None)
-
-
-def _of_bundle(url: str, split: str, data: str | None, root: str | None) -> dict[str, Any]:
-    from headway.bundle.format import Bundle
-    from headway.plugins import RECIPES
-    from headway.spec.model import Data
-
-    bundle = Bundle.open(url)
-    if bundle.recipe not in RECIPES:
-        raise BadInput(
-            f"this version of Headway has no recipe {bundle.recipe!r}",
-            where=url,
-            fix="use the version that exported it",
-        )
-    recipe = RECIPES[bundle.recipe]
-    from headway.artifacts.predictor import load_from_bundle
-
-    predictor = load_from_bundle(recipe, "predictor", bundle)
-    begun = time.monotonic()
-    with data_override(data, root, split, predictor.config, otherwise=Data()) as read:
-        found: Evaluation = recipe.load("evaluate")(predictor.model, predictor.config, read, split)
-    return {
-        "bundle": url,
-        "validation": dict(bundle.metrics),
-        **_record(recipe.name, split, found, time.monotonic() - begun),
-    }
 
 
 def _record(recipe: str, split: str, found: Evaluation, seconds: float) -> dict[str, Any]:
@@ -157,6 +123,7 @@ def _record(recipe: str, split: str, found: Evaluation, seconds: float) -> dict[
         "data": found.data,
         "count": found.count,
         "metrics": dict(found.metrics),
+        "intervals": _intervals(found),
         "groups": {name: dict(values) for name, values in found.groups.items()},
         "baseline": None
         if found.baseline is None
@@ -164,6 +131,18 @@ def _record(recipe: str, split: str, found: Evaluation, seconds: float) -> dict[
         **{table.name: [dict(zip(table.head, row, strict=True)) for row in table.rows] for table in found.tables},
         "seconds": round(seconds, 3),
     }
+
+
+def _intervals(found: Evaluation) -> dict[str, list[float]]:
+    """Return the 95 % interval of each metric that has values per sample."""
+    from headway.metrics.samples import interval, size, statistic
+
+    made = {}
+    for name, record in found.samples.items():
+        with suppress(BadInput):  # undefined in every resample, as the kappa of a single grade
+            ends = interval(statistic(record), size(record))
+            made[name] = [round(ends.low, 6), round(ends.high, 6)]
+    return made
 
 
 def write_samples(run_url: str, record: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
@@ -307,26 +286,12 @@ def _relative(path: str, base: str) -> str:
     return path
 
 
-# `headway predict`: apply a bundle's model, or that of a run that has exported one, to your inputs. Needs torch.
-
-
-Answer = Callable[[Sequence[str]], list[dict[str, Any]]]
-
-
 def predict(ref: str, inputs: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one answer per input, in order, each with at least `input` and `text`."""
-    _, answer = open_predictor(ref)
-    return answer(list(inputs))
+    """Answer inputs as typed on the command line: one answer per input, in order, each with `input` and `text`."""
+    from headway.artifacts.models import open_model
+    from headway.artifacts.own_model import Choice
 
-
-def open_predictor(ref: str) -> tuple[Recipe, Answer]:
-    """Open a bundle, or a run's bundle; return its recipe and a reusable prediction function."""
-    bundle = Bundle.open(bundle_of(ref))
-    recipe = require_recipe(bundle.recipe, where=bundle.url)
-    from headway.artifacts.predictor import load_from_bundle
-
-    answer: Answer = load_from_bundle(recipe, "predictor", bundle)
-    return recipe, answer
+    return open_model(ref, Choice()).answers(list(inputs))
 
 
 def bundle_of(ref: str) -> str:
@@ -352,7 +317,7 @@ def program_has_no_model(run: str) -> BadInput:
     """Return the error of a verb that needs a model, about a run whose program Headway does not know."""
     return BadInput(
         f"the run {run} is one of your own program, whose model Headway cannot rebuild",
-        fix=f"its weights, as files: headway export {run} --as pth (or --as safetensors)",
+        fix=f"its weights, as files: headway export {run} --as pth; for all verbs: headway init model",
     )
 
 

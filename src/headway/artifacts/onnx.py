@@ -33,7 +33,27 @@ class NotExported(HeadwayError):
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A module with everything needed to trace it."""
+    """A module with everything needed to trace it, for `export --as onnx` and `pt2`.
+
+    Args:
+        name: File name without extension.
+        module: In eval mode; takes tensors, returns a tensor or a tuple of tensors.
+        inputs: Example inputs by name, in order, with at least two rows.
+        outputs: Names of the outputs, in order.
+        dynamic: By input, the dimensions whose size may vary, with a name for the size.
+        at_most: Upper bound per dynamic size; 4,096 by default.
+        more: Further inputs, of other sizes, for the verification.
+        about: A description for the record.
+
+    Example:
+        >>> import headway, torch
+        >>> line = torch.nn.Linear(2, 1).eval()
+        >>> graph = headway.Graph(
+        ...     name="line", module=line, inputs={"x": torch.ones(3, 2)}, outputs=("y",), dynamic={"x": {0: "batch"}}
+        ... )
+        >>> list(graph.inputs)
+        ['x']
+    """
 
     name: str  # file name without extension
     module: nn.Module  # in eval mode; takes tensors, returns a tensor or a tuple of tensors

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headway.artifacts.onnx import Graph
+    from headway.model import Input
 
 
 # Choice of the inference engine: torch, or ONNX Runtime if it gives the same results.
@@ -50,16 +51,17 @@ class SingleGraphService(Protocol):
         ...
 
 
-def choose_engine(service: object, bundle: Bundle, engine: Engine) -> str:
+def choose_engine(service: object, bundle: Bundle | None, engine: Engine) -> str:
     """Set the service's engine; return which one and why. Raises BadInput if `onnx` is requested but impossible."""
     if engine == "torch":
         return "torch (--engine torch)"
-    if not isinstance(service, SingleGraphService):
+    if bundle is None or not isinstance(service, SingleGraphService):
         if engine == "onnx":
             raise BadInput(
-                f"{bundle.recipe} decodes step by step and cannot be exported as a single graph", fix="--engine torch"
+                "this model decodes step by step and cannot be exported as a single graph",
+                fix="--engine torch",
             )
-        return "torch: this recipe cannot be exported as a single graph"
+        return "torch: this model has no single graph for ONNX Runtime"
     path = graph_path(bundle)
     if engine == "auto" and not path.exists():
         return "torch: no graph has been exported from this bundle (--engine onnx exports it)"
@@ -145,9 +147,10 @@ class Field:
     """One input of a model: `picture` arrives as RGB pixels (height, width, 3) in uint8, `text` as str."""
 
     name: str
-    kind: Literal["picture", "text"]
+    kind: Literal["picture", "text", "value"]  # value: what its declared type says: numbers, rows, sound
     summary: str
     required: bool = True
+    declared: Input | None = None  # of a project's model
 
 
 Instance = Mapping[str, Any]  # field name -> pixels or text, validated
@@ -170,6 +173,7 @@ class PredictionService(Protocol):
 
 
 def open_service(bundle: Bundle) -> PredictionService:
+    """Load the service of a recipe's bundle. Raises BadBundle if this Headway does not have the recipe."""
     recipe = RECIPES.get(bundle.recipe)
     if recipe is None or not recipe.service:
         raise BadBundle(

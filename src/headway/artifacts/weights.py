@@ -15,15 +15,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from headway.artifacts.checkpoint_model import BEST, CheckpointModel, named_step, open_trained, scores_at, weights_of
-from headway.bundle.format import CARD, CONFIG, RECORD, WEIGHTS, Bundle, to_json
+from headway.artifacts.checkpoint_model import BEST, CheckpointModel, named_step, open_trained
+from headway.bundle.format import CARD, CONFIG, WEIGHTS, Bundle, to_json
 from headway.core.errors import BadInput
-from headway.rundir.layout import RunFolder
+from headway.model.code import CODE
+from headway.rundir.history import scores_at
+from headway.rundir.layout import BUNDLE, RunFolder
 from headway.spec import undump
 from headway.storage import fetch_file, local_path, open_store
 from headway.storage.base import ObjectInfo, Store
 from headway.training.checkpoint.init_weights import TORCH_SUFFIXES, read_torch_file
 from headway.training.checkpoint.reader import CheckpointReader
+from headway.training.checkpoint.weights import as_safetensors, plain_tensors, weights_of
 
 PTH, SAFETENSORS = "pth", "safetensors"
 FORMS: Final = (PTH, SAFETENSORS)
@@ -60,28 +63,8 @@ def write_weights(ref: str, form: str, to: str, *, checkpoint: str | None = None
 def as_pth(state: Mapping[str, Any]) -> bytes:
     """Serialize for `torch.load(path, weights_only=True)`. The same values give the same bytes, with any strides."""
     body = io.BytesIO()
-    torch.save(_plain(state), body)
+    torch.save(plain_tensors(state), body)
     return body.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    return value
-
-
-def as_safetensors(models: Mapping[str, Mapping[str, Tensor]]) -> bytes:
-    """Serialize one or several state dicts; the names of several are put in front of their tensors'."""
-    from safetensors.torch import save
-
-    several = len(models) > 1
-    return save({
-        f"{model}.{name}" if several else name: _plain(tensor)
-        for model, tensors in models.items()
-        for name, tensor in tensors.items()
-    })  # fmt: skip
 
 
 def _files(ref: str, form: str, checkpoint: str | None, folder: Path, notes: list[str]) -> Iterator[tuple[str, Body]]:
@@ -95,8 +78,11 @@ def _files(ref: str, form: str, checkpoint: str | None, folder: Path, notes: lis
     if CheckpointReader(store).list_commits():
         return _of_checkpoints(store, form, checkpoint)
     if checkpoint is not None:
-        raise BadInput(f"this run has no checkpoint {checkpoint!r}: its program saves files", where=ref,
-                       fix="leave out --checkpoint")  # fmt: skip
+        raise BadInput(
+            f"this run has no checkpoint {checkpoint!r}: its program saves files",
+            where=ref,
+            fix="leave out --checkpoint",
+        )
     return _of_kept_files(store, form, folder, notes)
 
 
@@ -104,9 +90,11 @@ def _of_bundle(bundle: Bundle, form: str) -> Iterator[tuple[str, Body]]:
     if WEIGHTS in bundle.record.files:
         yield _alone(bundle.name, form), _weights_body({"model": bundle.weights()}, form)
     settings = f"{bundle.name}_config.json"
-    yield settings, bundle.read(settings if settings in bundle.record.files else CONFIG)
+    found = next((name for name in (settings, CONFIG) if name in bundle.record.files), None)
+    if found:
+        yield settings, bundle.read(found)
     for name in bundle.record.files:
-        if name not in (WEIGHTS, CONFIG, CARD, settings, _alone(bundle.name, PTH)):
+        if name not in (WEIGHTS, CONFIG, CARD, settings, _alone(bundle.name, PTH)) and not name.startswith(f"{CODE}/"):
             yield name, bundle.folder / name
 
 
@@ -171,9 +159,11 @@ def _checkpoint_body(
 ) -> bytes:
     if form == SAFETENSORS:
         return as_safetensors(models)
-    keys = {"model_state_dict": models[next(iter(models))]} if len(models) == 1 else {
-        f"{name}_state_dict": each for name, each in models.items()
-    }  # fmt: skip
+    keys = (
+        {"model_state_dict": models[next(iter(models))]}
+        if len(models) == 1
+        else {f"{name}_state_dict": each for name, each in models.items()}
+    )
     return as_pth({**keys, "step": step, "epoch": epoch, "scores": dict(scores)})
 
 
@@ -212,7 +202,10 @@ def kept_files(store: Store) -> dict[str, ObjectInfo]:
     """List the files that a run's program saved itself, by their paths in its folder."""
     found: dict[str, ObjectInfo] = {}
     for prefix in _KEPT:
-        for entry in store.list(prefix):
+        entries = list(store.list(prefix))
+        if any(entry.key == BUNDLE for entry in entries):
+            continue  # made by Headway
+        for entry in entries:
             if not entry.key.startswith(_NOT_KEPT) and not (prefix == "files/" and entry.key.startswith(_KEPT[0])):
                 found.setdefault(entry.key.removeprefix(prefix), entry)
     return dict(sorted(found.items()))
@@ -232,15 +225,22 @@ def _models_in(path: Path, suffix: str, where: str) -> dict[str, dict[str, Tenso
 
 def _nothing_saved(ref: str, form: str, notes: list[str]) -> BadInput:
     if notes:
-        return BadInput(f"no weights can be written as {form}: {'; '.join(notes)}", where=ref,
-                        fix="headway pull RUN copies the files as they are")  # fmt: skip
-    others = [name for name in kept_files(open_store(ref)) if name != RECORD]
+        return BadInput(
+            f"no weights can be written as {form}: {'; '.join(notes)}",
+            where=ref,
+            fix="headway pull RUN copies the files as they are",
+        )
+    others = list(kept_files(open_store(ref)))
     if others:
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-        return BadInput(f"this run saved no weights of torch; it saved {shown}", where=ref,
-                        fix="headway pull RUN --only files")  # fmt: skip
-    return BadInput("this run saved no weights", where=ref,
-                    fix="save them in the program: run.restore(model=…) with headway.start, or torch.save")  # fmt: skip
+        return BadInput(
+            f"this run saved no weights of torch; it saved {shown}", where=ref, fix="headway pull RUN --only files"
+        )
+    return BadInput(
+        "this run saved no weights",
+        where=ref,
+        fix="save them in the program: run.restore(model=…) with headway.start, or torch.save",
+    )
 
 
 def write_files(files: Iterator[tuple[str, Body]], to: str) -> list[str]:

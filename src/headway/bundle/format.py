@@ -6,6 +6,9 @@
     README.md             the model card
     …                     what the recipe adds: vocabulary.json, word_to_id.json, …
 
+The bundle of a project's own model holds the files that its class loads, under their own paths, and in `headway_code/`
+the code of that class, which only runs for who trusts it.
+
 In a folder, the files have these names, and the folder is replaced as a whole. An object store cannot do that:
 there each file has a key that holds its checksum, and bundle.json, the one object that changes, points to them. Copies
 with the plain names stand beside them.
@@ -31,11 +34,13 @@ if TYPE_CHECKING:
 
     from headway.storage.base import Store
 
-FORMAT: Final = 1
+FORMAT: Final = 2  # 1: without `model`
 AGAIN: Final = "export it again: headway export RUN"
 RECORD: Final = "bundle.json"
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # a file in a bundle: never a path
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9 ._=+@,()\[\]-]{0,199}")  # of the path of a file of a project's own model
+_DEEPEST = 16
 _CHUNK = 1 << 20
 
 
@@ -159,6 +164,7 @@ class Record:
         metrics: Scores of the model.
         files: Size and digest of every other file, by name.
         replaces: In an object store: keys of the previous bundle that are still there.
+        model: Of a project's own model: its class, a hash of its code, and the types of its inputs and outputs.
 
     Example:
         >>> from headway.bundle import Record, to_json
@@ -173,6 +179,12 @@ class Record:
     metrics: Mapping[str, float]
     files: Mapping[str, BundleFile]
     replaces: tuple[str, ...] = ()  # in an object store: keys of the previous bundle that are still there
+    model: Mapping[str, Any] | None = None  # of a project's own model
+
+    @property
+    def kind(self) -> str:
+        """What can load it: the name of a recipe, or a model's class."""
+        return str(self.model["class"]) if self.model else self.recipe
 
     @classmethod
     def read(cls, text: bytes, where: str) -> Record:
@@ -207,6 +219,7 @@ class Record:
                 metrics=metrics,
                 files=files,
                 replaces=tuple(map(str, raw.get("replaces", ()))),
+                model=_model(raw.get("model")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadBundle(f"{RECORD} is damaged: {type(error).__name__}: {error}", where=where, fix=AGAIN) from None
@@ -218,22 +231,49 @@ class Record:
             Plain values.
         """
         plain: dict[str, Any] = {
-            "format": FORMAT,
+            "format": FORMAT if self.model else 1,
             "headway": self.headway,
             "recipe": self.recipe,
             "name": self.name,
             "metrics": dict(self.metrics),
             "files": {name: entry.as_json() for name, entry in self.files.items()},
         }
-        return {**plain, "replaces": list(self.replaces)} if self.replaces else plain
+        optional = {"replaces": list(self.replaces), "model": self.model}
+        return {**plain, **{name: value for name, value in optional.items() if value}}
 
 
 def _checked(name: str, entry: Mapping[str, Any]) -> str:
     """Return the name, or raise ValueError: a file must not lead out of the bundle's folder (bundles are untrusted)."""
     at = entry.get("at", name)
-    if not _NAME.fullmatch(name) or at.startswith("/") or ".." in at.split("/"):
+    checked_name(name)
+    if at.startswith("/") or ".." in at.split("/"):
         raise ValueError(f"{name!r} at {at!r} cannot be a file of a bundle")
     return name
+
+
+def checked_name(name: str) -> str:
+    """Return a file's name, or raise ValueError unless it is a relative path of plain parts.
+
+    Args:
+        name: The name in a record.
+
+    Returns:
+        The name.
+    """
+    parts = name.split("/")
+    if len(parts) > _DEEPEST or not all(_PART.fullmatch(part) for part in parts):
+        raise ValueError(f"{name!r} cannot be a file of a bundle")
+    return name
+
+
+def _model(entry: Any) -> Mapping[str, Any] | None:
+    if entry is None:
+        return None
+    if not (isinstance(entry["class"], str) and isinstance(entry["code"], str)):
+        raise TypeError("its model is not described")
+    for each in (*entry["inputs"], *entry["outputs"]):
+        str(each["name"]), str(each["kind"])
+    return dict(entry)
 
 
 class Bundle:

@@ -18,6 +18,7 @@ from headway.core.errors import BAD_INPUT, FAILED, BadInput, HeadwayError
 from headway.core.format import is_billed, price_rows
 
 if TYPE_CHECKING:
+    from headway.artifacts.own_model import Choice
     from headway.core.plan import Plan
     from headway.spec import Job
 
@@ -223,6 +224,21 @@ def add_run(parser: argparse.ArgumentParser, *, also: str = "") -> None:
     argument.completer = _names  # type: ignore[attr-defined]  # read by argcomplete
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options by which a model of the user's own class is chosen and trusted."""
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:CLASS",
+        dest="model_class",
+        help="the class of your own model (default: the one that the job or the bundle names)",
+    )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run code that came with the bundle or the run; the project in this folder needs no trust",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -238,7 +254,19 @@ def locate(text: str, *, bundles: bool = False) -> str:
     from headway.rundir.status import find
     from headway.storage import open_store
 
+    if bundles and text.endswith((".pth", ".pt", ".ckpt", ".bin", ".safetensors")):
+        return text
     named_folder = bundles and ("/" in text or text == ".")
     if named_folder and any(entry.key == "bundle.json" for entry in open_store(text).list("bundle.json")):
         return text
     return find(text).url
+
+
+def model_choice(args: argparse.Namespace) -> Choice:
+    """Return which model class to load and whose code may run, from the options of `add_model`."""
+    from headway.artifacts.own_model import Choice
+    from headway.spec.constraints import matches
+
+    if args.model_class is not None and not matches("model class", args.model_class):
+        raise BadInput(f"--model {args.model_class} names no class", fix="--model src.serving:Grader")
+    return Choice(model=args.model_class, trust=args.trust)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.dispatch import add_json, add_run, locate
+from headway.cli.dispatch import add_json, add_model, add_run, locate, model_choice
 from headway.cli.render import progress_while
 from headway.core.errors import BadInput, needs
 from headway.core.format import as_json, duration, paint, size, table
 
 if TYPE_CHECKING:
-    from headway.artifacts.evaluate import Answer
+    from headway.artifacts.models import LoadedModel
+    from headway.artifacts.predictor import Field
+
+Answer = Callable[[Sequence[str]], list[dict[str, Any]]]
 
 
 # `headway compare`: show runs side by side: metrics with confidence intervals, settings that differ, and curves.
@@ -101,6 +105,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DATA", help="other data: a prepared data set or a splits.json")
     parser.add_argument("--root", metavar="DIR|URL", help="the folder with the images of that splits.json")
     parser.add_argument("--split", default="test", help="default: test")
+    add_model(parser)
 
 
 def eval_command(args: argparse.Namespace) -> int:
@@ -109,13 +114,18 @@ def eval_command(args: argparse.Namespace) -> int:
         import headway.artifacts.checkpoint_model  # noqa: F401  imported late otherwise, without this message
         from headway.artifacts.evaluate import evaluate
     with progress_while(f"evaluating {args.run}"):
-        report = evaluate(url, checkpoint=args.checkpoint, split=args.split, data=args.data, root=args.root)
+        report = evaluate(
+            url, checkpoint=args.checkpoint, split=args.split, data=args.data, root=args.root, choice=model_choice(args)
+        )
     if args.json:
         print(as_json(report))
         return 0
     own = report.get("validation", {})
-    rows = [(name, number(value), number(own.get(name))) for name, value in report["metrics"].items()]
-    print(table(("metric", args.split, "validation"), rows))
+    ends = {name: f"{low:.4f} to {high:.4f}" for name, (low, high) in report["intervals"].items()}
+    rows = [
+        (name, number(value), ends.get(name, ""), number(own.get(name))) for name, value in report["metrics"].items()
+    ]
+    print(table(("metric", args.split, "95 % interval", "validation"), rows))
     for name in report:
         if name.startswith("per_") and report[name]:
             print(f"\n{_detail(report[name])}")
@@ -154,6 +164,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", metavar="URL",
                         help="for a bundle: also publish it here; else: the folder to write")  # fmt: skip
+    add_model(parser)
 
 
 def export_command(args: argparse.Namespace) -> int:
@@ -164,7 +175,7 @@ def export_command(args: argparse.Namespace) -> int:
         import headway.artifacts.checkpoint_model  # noqa: F401  imported late otherwise, without this message
         from headway.artifacts.export import export_run
     with progress_while(f"exporting {args.run}"):
-        bundle = export_run(url, checkpoint=args.checkpoint, to=args.to)
+        bundle = export_run(url, checkpoint=args.checkpoint, to=args.to, choice=model_choice(args))
     print(as_json({"bundle": bundle}) if args.json else f"bundle: {bundle}\nnext: headway predict {bundle} INPUT…")
     return 0
 
@@ -176,7 +187,7 @@ def _files(args: argparse.Namespace, url: str) -> int:
     with needs("train", f"export --as {args.form}"):
         from headway.artifacts.export import write_graphs
     with progress_while(f"exporting and checking {args.form}"):
-        made = write_graphs(url, args.form, to, checkpoint=args.checkpoint or "best")
+        made = write_graphs(url, args.form, to, checkpoint=args.checkpoint or "best", choice=model_choice(args))
     if args.json:
         print(as_json(made))
         return 0
@@ -212,21 +223,34 @@ _BATCH_LINES = 64  # lines of a pipe per batch
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
-        "inputs", nargs="*", metavar="INPUT", help="image files or texts (default: read from standard input)"
+        "inputs",
+        nargs="*",
+        metavar="INPUT",
+        help="files, texts, tables (CSV, JSON lines, Parquet), folders or globs (default: standard input)",
     )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write JSON lines or Parquet instead (.jsonl, .parquet); a repeated command goes on where it ended",
+    )
+    parser.add_argument("--shard", metavar="I/N", help="with --out: this process answers one of N parts (1/4)")
+    add_model(parser)
     add_json(parser)
 
 
 def predict_command(args: argparse.Namespace) -> int:
     url = locate(args.run, bundles=True)
     with needs("train", "predict"):
-        from headway.artifacts.evaluate import open_predictor
+        from headway.artifacts.models import open_model
 
-        recipe, answer = open_predictor(url)
+        model = open_model(url, model_choice(args))
+    if args.out:
+        return _predict_to_file(args, model)
+    answer = model.answers
     if args.inputs:
         _show(answer, args.inputs, json=args.json)
-    elif recipe.takes != "text":
-        raise BadInput(f"{recipe.name} takes image files", fix=f"headway predict {args.run} picture.png")
+    elif not takes_typed_text(model.service().fields):
+        raise BadInput(f"{model.name} takes files or several values", fix=f"headway predict {args.run} INPUT")
     elif sys.stdin.isatty() and not args.json:
         _interactive(answer)
     else:
@@ -234,13 +258,38 @@ def predict_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def _predict_to_file(args: argparse.Namespace, model: LoadedModel) -> int:
+    from headway.artifacts.batch import predict_to_file, shard_of
+
+    if not args.inputs:
+        raise BadInput("--out needs inputs", fix="headway predict RUN FILE.csv --out answers.jsonl")
+    shard = shard_of(args.shard)
+    with progress_while(f"predicting to {args.out}"):
+        done = predict_to_file(model, args.inputs, args.out, shard=shard)
+    if args.json:
+        print(as_json({"out": args.out, **asdict(done)}))
+        return 0
+    if done.complete:
+        print(f"{done.samples:,} samples in {args.out}")
+    else:
+        print(f"{done.answered:,} of {done.samples:,} samples answered; {args.out} is written after the last shard")
+    if done.refused:
+        print(f"note: {done.refused:,} of them have an error instead of an answer", file=sys.stderr)
+    return 0
+
+
+def takes_typed_text(fields: Sequence[Field]) -> bool:
+    """Whether each line of standard input is one input."""
+    return [field.kind for field in fields if field.required] == ["text"]
+
+
 def _show(answer: Answer, inputs: list[str], *, json: bool) -> None:
     answers = answer(inputs)
     if json:
         print(as_json(answers))
         return
-    for given, answer_record in zip(inputs, answers, strict=True):
-        print(f"{paint(given, 'dim')}  {answer_record['text']}")
+    for answer_record in answers:
+        print(f"{paint(answer_record['input'], 'dim')}  {answer_record['text']}")
 
 
 def _interactive(answer: Answer) -> None:

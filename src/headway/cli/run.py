@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# `headway init`: write a commented job file to start from, and for `script` also a short training script.
+# `headway init`: write a commented job file to start from, for `script` also a training script; or a model class.
 
 
 SCRIPT_TEMPLATES = Path(__file__).parents[1] / "spec" / "templates"
 SCRIPT = "script"
+MODEL = "model"
 
 
 def templates() -> dict[str, Path]:
@@ -38,15 +39,23 @@ def templates() -> dict[str, Path]:
 
 
 def init_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = list(templates())
-    parser.add_argument("kind", nargs="?", default=kinds[0], choices=kinds, help=f"default: {kinds[0]}")
+    kinds = sorted([*templates(), MODEL])
+    parser.add_argument(
+        "kind",
+        nargs="?",
+        default=next(iter(templates())),
+        choices=kinds,
+        help="a recipe, a script, or the class of your own model",
+    )
     parser.add_argument("--to", default=".", metavar="DIR", help="where to write (default: the current folder)")
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def init_command(args: argparse.Namespace) -> int:
     folder = Path(args.to)
-    texts = {folder / "headway.yaml": templates()[args.kind]}
+    texts = {} if args.kind == MODEL else {folder / "headway.yaml": templates()[args.kind]}
+    if args.kind == MODEL:
+        texts[folder / "serving.py"] = SCRIPT_TEMPLATES / "serving.py"
     if args.kind == SCRIPT:
         texts[folder / "train.py"] = SCRIPT_TEMPLATES / "train.py"
     taken = [path for path in texts if path.exists()]
@@ -56,6 +65,9 @@ def init_command(args: argparse.Namespace) -> int:
     for path, template in texts.items():
         path.write_text(template.read_text())
         print(f"wrote {path}")
+    if args.kind == MODEL:
+        print("next: write  model: serving:Spirals  in headway.yaml")
+        return 0
     here = "" if folder == Path(".") else f" -f {folder / 'headway.yaml'}"
     print(f"next: headway plan{here}   shows what would happen\n      headway run{here}    trains on this machine")
     return 0

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.dispatch import add_json, locate
+from headway.cli.dispatch import add_json, add_model, locate, model_choice
 from headway.core.errors import FINISHED, LEFT_BEHIND, BadInput, BadJob, needs
 from headway.core.format import as_json, paint
 
 if TYPE_CHECKING:
-    from headway.bundle.format import Bundle, Record
+    from headway.artifacts.models import LoadedModel
+    from headway.bundle.format import Record
     from headway.serving.deploy.image import ServingImage
     from headway.serving.deploy.model import Deployment
     from headway.serving.inputs import Limits
@@ -281,6 +282,7 @@ def serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="BUNDLE|RUN", help="default: $AIP_STORAGE_URI, which Vertex AI sets"
     )
+    add_model(parser)
     parser.add_argument("--host", help="default: 127.0.0.1; 0.0.0.0 if $AIP_HTTP_PORT or $PORT is set")
     parser.add_argument("--port", type=int, help="default: $AIP_HTTP_PORT, $PORT or 8080; 0: any free port")
     parser.add_argument("--token", metavar="REF", help="require this token, a secret reference: env:NAME")
@@ -339,8 +341,7 @@ def serve_command(args: argparse.Namespace) -> int:
 
     wait_briefly()
     with needs("serve", "serve"):
-        from headway.artifacts.evaluate import bundle_of
-        from headway.bundle.format import Bundle
+        from headway.artifacts.models import open_model
         from headway.serving.server import Address, host_names, listen, log_to_stderr, port_of, serve
     platform = next((name for name in ("AIP_HTTP_PORT", "PORT") if os.environ.get(name)), None)
     host = args.host or ("0.0.0.0" if platform else "127.0.0.1")
@@ -348,10 +349,10 @@ def serve_command(args: argparse.Namespace) -> int:
     address = Address(host=host, port=port_of() if args.port is None else args.port, drain=args.drain)
     taken = listen(address)
     with taken:
-        bundle = Bundle.open(bundle_of(locate(named, bundles=True)))
-        server = _server(args, bundle, limits, host_names(host, args.allow_host, routed=platform is not None))
+        model = open_model(locate(named, bundles=True), model_choice(args))
+        server = _server(args, model, limits, host_names(host, args.allow_host, routed=platform is not None))
         log_to_stderr(args.quiet)
-        serve(server, taken, address, lambda port: _say_served(bundle, host, port, server.settings.predict_route))
+        serve(server, taken, address, lambda port: _say_served(model, host, port, server.settings.predict_route))
     return FINISHED
 
 
@@ -423,16 +424,16 @@ def _warn_if_open(host: str, variable: str | None, *, has_token: bool) -> None:
     )
 
 
-def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits, hosts: frozenset[str] | None) -> Any:
-    from headway.artifacts.predictor import choose_engine, open_service
+def _server(args: argparse.Namespace, model: LoadedModel, limits: Limits, hosts: frozenset[str] | None) -> Any:
+    from headway.artifacts.predictor import choose_engine
     from headway.serving import batching
     from headway.serving.app import Server, Settings
     from headway.serving.fetching import fetcher
     from headway.storage.secrets import resolve
 
     settings = Settings(
-        name=bundle.name,
-        card={"recipe": bundle.recipe, "metrics": dict(bundle.metrics)},
+        name=model.name,
+        card=_card(model),
         limits=limits,
         predict_route=_route("AIP_PREDICT_ROUTE", "/predict"),
         health_route=_route("AIP_HEALTH_ROUTE", "/health"),
@@ -441,10 +442,24 @@ def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits, hosts: fro
         warm=True,
         fetch=fetcher(limits.body) if args.allow_urls else None,
     )
-    service = open_service(bundle)
-    print(f"engine: {choose_engine(service, bundle, args.engine)}", file=sys.stderr)
+    service = model.service()
+    print(f"engine: {choose_engine(service, model.bundle, args.engine)}", file=sys.stderr)
     print(f"threads: {batching.choose_thread_count(service)}", file=sys.stderr)
     return Server(service, settings)
+
+
+def _card(model: LoadedModel) -> dict[str, Any]:
+    """Return what the try-out page shows besides the inputs."""
+    from headway.artifacts.report import metric_name
+
+    names = {name: metric_name(name) for name in model.metrics}
+    return {
+        "recipe": model.kind,
+        "metrics": dict(model.metrics),
+        "metric_names": names,
+        "outputs": list(model.outputs),
+        "verb": model.verb,
+    }
 
 
 def _route(variable: str, default: str) -> str:
@@ -454,10 +469,10 @@ def _route(variable: str, default: str) -> str:
     return path
 
 
-def _say_served(bundle: Bundle, host: str, port: int, predict: str) -> None:
+def _say_served(model: LoadedModel, host: str, port: int, predict: str) -> None:
     shown = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::") else host
     base = f"http://{shown}:{port}"
-    print(f"{paint(bundle.name, 'bold')} ({bundle.recipe}) is serving at {base}{predict}")
+    print(f"{paint(model.name, 'bold')} ({model.kind}) is serving at {base}{predict}")
     print(f"  try it in a browser  {base}/")
     print(f"  API documentation    {base}/docs")
     print("  Ctrl-C stops it")

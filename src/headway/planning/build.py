@@ -43,7 +43,13 @@ _ARM = ("t2a-", "c4a-", "n4a-", "a4x-", "m7g.", "c7g.", "g5g.")
 
 
 def problems(job: Job, options: Mapping[str, Any]) -> list[Problem]:
-    return [*placeholders(job, options), *secret_values(job), *arguments(job), *architecture(job, options)]
+    return [
+        *placeholders(job, options),
+        *secret_values(job),
+        *arguments(job),
+        *architecture(job, options),
+        *model_class(job),
+    ]
 
 
 def placeholders(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
@@ -54,6 +60,20 @@ def placeholders(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(
                 what=f"{found[0]!r} in {value!r} is a placeholder", where=path, fix="replace it with your own value"
             )
+
+
+def model_class(job: Job) -> Iterator[Problem]:
+    """Find a model class whose module is neither in the project nor installed."""
+    if job.model is None:
+        return
+    from importlib.util import find_spec
+
+    from headway.model.code import has_module, module_of
+
+    module = module_of(job.model)
+    if not has_module(job.model, Path(job.root)) and find_spec(module.partition(".")[0]) is None:
+        fix = "write it: headway init model, or correct the name (MODULE:CLASS, a dot per folder)"
+        yield Problem(what=f"there is no module {module} in the project", where="model", fix=fix)
 
 
 def secret_values(job: Job) -> Iterator[Problem]:

@@ -31,6 +31,12 @@ def scores_in(event: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in event.items() if name not in _COMMON_FIELDS}
 
 
+def scores_at(folder: RunFolder, step: int) -> dict[str, float]:
+    """Return what the run itself measured at a step, without the metrics logged at every step."""
+    records = [event for event in folder.events() if event["kind"] == "score" and event.get("step") == step]
+    return scores_in(records[-1]) if records else {}
+
+
 class BestScores(dict[str, float]):
     """Validation scores of the best weights so far, saved in checkpoints. Give it to `run.restore` and the bundle."""
 

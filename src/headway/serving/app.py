@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
@@ -39,6 +39,14 @@ from headway.serving.fetching import FETCH_S, Fetch
 from headway.serving.forms import parse_form
 from headway.serving.inputs import Limits, Reader, Unfetched, Value, pixels_of, read_image
 from headway.serving.openapi import describe_openapi, page
+from headway.serving.streaming import (
+    StreamingService,
+    can_stream,
+    completion,
+    completion_events,
+    events,
+    instance_of_completion,
+)
 
 # Prometheus metrics
 
@@ -164,6 +172,12 @@ class Server:
         """Whether the queue has been full, and requests refused, for seconds."""
         return self._batcher is not None and self._batcher.full and self._batcher.overload.lasting
 
+    def with_values(self, body: Any, request: Request) -> Any:
+        """Parse the values of an HTML form that hold JSON."""
+        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            return body
+        return {**body, "instances": [self._reader.from_form(each) for each in body["instances"]]}
+
     @property
     def ready(self) -> bool:
         return self.trouble is None
@@ -186,6 +200,21 @@ class Server:
             self._check_pixels(read, share)
             prepared = await _all(self._prepared(decoders, each, number) for number, each in enumerate(read))
         return await batcher.predict(prepared, explain=explain)
+
+    async def pieces(self, body: Any) -> AsyncIterator[str]:
+        """Read and decode the only instance of a body; return an iterator over the pieces of its answer."""
+        instances = self._reader.instances_of(body)
+        if len(instances) != 1:
+            raise PredictionError(400, "a stream has one instance", at="/instances")
+        if self._batcher is None or self._decoders is None:
+            raise PredictionError(503, "the server is not ready", headers={"Retry-After": "1"})
+        service = self.service
+        assert isinstance(service, StreamingService)
+        with self._batcher.reserve(1), self.pixels.share(_too_many_pixels(self.pixels)) as share:
+            read = await self._fetched(await self._read(instances))
+            self._check_pixels(read, share)
+            prepared = await self._prepared(self._decoders, read[0], 0)
+        return self._batcher.iterate(lambda: service.stream(prepared))
 
     async def _read(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
         """Read in a thread what takes long; in one, as several would take turns with the event loop."""
@@ -283,9 +312,15 @@ def application(server: Server) -> Starlette:
         async with server.running():
             yield
 
+    streams = can_stream(server.service)
     routes = [
         route(settings.predict_route, handle.predict, "POST"),
         route(f"/v1/models/{name}:predict", handle.predict, "POST"),
+        *(
+            [route("/stream", handle.stream, "POST"), route("/v1/completions", handle.complete, "POST")]
+            if streams
+            else []
+        ),
         route("/v1/models", handle.models, "GET"),
         route(f"/v1/models/{name}", handle.model, "GET"),
         route("/v2", handle.about, "GET"),
@@ -311,14 +346,34 @@ def application(server: Server) -> Starlette:
 class _Handlers:
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._openapi = describe_openapi(server.settings, server.service.fields)
+        self._openapi = describe_openapi(server.settings, server.service.fields, streams=can_stream(server.service))
         self._static = StaticFiles(directory=STATIC)
 
     async def predict(self, request: Request) -> Response:
         with self._received() as share:
-            body = await _body(request, self._server.settings.limits, share)
+            body = self._server.with_values(await _body(request, self._server.settings.limits, share), request)
             predictions = await self._while_connected(request, self._server.predictions(body))
         return JSONResponse({"predictions": predictions})
+
+    async def stream(self, request: Request) -> Response:
+        """Answer one instance piece by piece, as server-sent events."""
+        with self._received() as share:
+            body = self._server.with_values(await _body(request, self._server.settings.limits, share), request)
+            pieces = await self._while_connected(request, self._server.pieces(body))
+        return StreamingResponse(events(pieces), media_type="text/event-stream")
+
+    async def complete(self, request: Request) -> Response:
+        """Answer as OpenAI's completions API does."""
+        kinds = {each.name: each.kind for each in self._server.service.fields}
+        with self._received() as share:
+            body = await _json(request, self._server.settings.limits, share)
+            instance = instance_of_completion(body, kinds)
+            pieces = await self._while_connected(request, self._server.pieces({"instances": [instance]}))
+        name = self._server.settings.name
+        if body.get("stream") is True:
+            return StreamingResponse(completion_events(pieces, name), media_type="text/event-stream")
+        text = "".join([piece async for piece in pieces])
+        return JSONResponse(completion(text, name))
 
     async def infer(self, request: Request) -> Response:
         with self._received() as share:
@@ -360,8 +415,7 @@ class _Handlers:
     async def about(self, _: Request) -> Response:
         from headway._version import __version__
 
-        inputs = [{"name": each.name, "kind": each.kind, "summary": each.summary, "required": each.required}
-                  for each in self._server.service.fields]  # fmt: skip
+        inputs = [openapi.describe_field(each) for each in self._server.service.fields]
         settings = self._server.settings
         metadata = {"name": settings.name, "version": __version__, "extensions": [], "predict": settings.predict_route}
         return JSONResponse({**metadata, "inputs": inputs, **settings.card})

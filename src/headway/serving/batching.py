@@ -11,17 +11,21 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from headway.artifacts.predictor import Field, Instance, PredictionError, PredictionService
+from headway.core.errors import HeadwayError
+from headway.model import Audio
+from headway.model.values import example
 from headway.serving.admission import Overload
 
 log = logging.getLogger("headway.serve")
 
+_END: Final = object()  # of an iterator
 Work = Callable[[Sequence[Any], bool], list[Any]]  # (prepared inputs, explain) -> answers
 
 
@@ -119,6 +123,13 @@ class Batcher:
             self._waiting = deque(each for each in self._waiting if not each.answer.done())  # room for others
             raise
 
+    async def iterate(self, make: Callable[[], Iterator[Any]]) -> AsyncIterator[Any]:
+        """Yield what an iterator gives. Each step runs in the model's thread, between batches."""
+        loop = asyncio.get_running_loop()
+        steps = await loop.run_in_executor(self._thread, make)
+        while (piece := await loop.run_in_executor(self._thread, next, steps, _END)) is not _END:
+            yield piece
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -205,7 +216,11 @@ def choose_thread_count(service: PredictionService) -> str:
         return f"{most}, from OMP_NUM_THREADS"
     if most == 1:
         return "1"
-    prepared = [service.prepare(sample_instance(service.fields)) for _ in range(_PROBE_BATCH)]
+    try:
+        prepared = [service.prepare(sample_instance(service.fields)) for _ in range(_PROBE_BATCH)]
+        _seconds(service, prepared)
+    except HeadwayError as error:  # a project's model that needs inputs of another kind than the sample
+        return f"{most}, not measured: {error.problem.what}"
     taken = {count: float("inf") for count in _counts(most)}
     began = time.monotonic()
     for _ in range(_ROUNDS):
@@ -223,7 +238,15 @@ def sample_instance(fields: Sequence[Field]) -> Instance:
     import numpy as np
 
     grey = np.linspace(0, 255, 224, dtype=np.uint8)[:, None, None].repeat(224, axis=1).repeat(3, axis=2)
-    return {field.name: grey if field.kind == "picture" else "a man in a blue shirt" for field in fields}
+
+    def sample(field: Field) -> Any:
+        if isinstance(field.declared, Audio):
+            return np.zeros(field.declared.rate, np.float32)
+        if field.kind == "picture":
+            return grey
+        return "a man in a blue shirt" if field.declared is None else example(field.declared)
+
+    return {field.name: sample(field) for field in fields}
 
 
 def _counts(most: int) -> list[int]:

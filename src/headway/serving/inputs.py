@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.artifacts.media import decode_wav
 from headway.artifacts.predictor import Field, PredictionError, bad_request
+from headway.model import Audio, Input, Row
+from headway.model.values import parse
 from headway.serving import decoder
 from headway.serving.decoding import Encoded
 
@@ -93,8 +97,8 @@ class Reader:
 
     def _as_object(self, instance: Any, at: str) -> Mapping[str, Any]:
         required = [field.name for field in self._fields.values() if field.required]
-        if isinstance(instance, str) and len(required) == 1:
-            instance = {required[0]: instance}  # short form, if there is only one required field
+        if len(required) == 1 and self._is_short_form(required[0], instance):
+            instance = {required[0]: instance}
         if not isinstance(instance, dict):
             raise bad_request(f"an instance must be an object with {self._named()}", at)
         unknown = sorted(set(instance) - set(self._fields))
@@ -104,6 +108,27 @@ class Reader:
             if name not in instance:
                 raise bad_request(f"{name!r} is missing: an instance has {self._named()}", at)
         return instance
+
+    def _is_short_form(self, only: str, instance: Any) -> bool:
+        """Whether an instance is the value of the only required field, instead of an object with its name."""
+        declared = self._fields[only].declared
+        if isinstance(declared, Row):
+            return isinstance(instance, dict) and only not in instance and bool(set(instance) & set(declared.typed))
+        if self._fields[only].kind == "value" and not isinstance(declared, Audio):
+            return not isinstance(instance, dict)
+        return isinstance(instance, str)
+
+    def from_form(self, instance: Mapping[str, Any]) -> dict[str, Any]:
+        """Parse the fields of an HTML form that are neither text nor files: they hold JSON."""
+        made = dict(instance)
+        for name, field in self._fields.items():
+            value = made.get(name)
+            if field.kind == "value" and isinstance(value, str) and not isinstance(field.declared, Audio):
+                try:
+                    made[name] = json.loads(value)
+                except (ValueError, RecursionError):
+                    raise bad_request("the field is not JSON", f"/instances/0/{name}") from None
+        return made
 
     def read(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
         """Check the text and the headers of the images; decode none. Run it in a thread if the request is large."""
@@ -126,12 +151,23 @@ class Reader:
     def _value(self, field: Field, value: Any, at: str) -> Value:
         if field.kind == "text":
             return self._text(value, at)
+        if field.declared is not None and field.kind == "value":
+            declared: Value = self._declared(field.declared, value, at)
+            return declared
         if isinstance(value, str) and value.startswith(("http://", "https://")):
             if not self._urls:
-                raise bad_request("this server does not fetch URLs: send the image as base64", at)
+                raise bad_request("this server does not fetch URLs: send the file as base64", at)
             return Unfetched(value, at)
         body = value if isinstance(value, bytes) else self._bytes(value, at)
         return read_image(body, pixels=self._limits.pixels, at=at)
+
+    def _declared(self, declared: Input, value: Any, at: str) -> Any:
+        try:
+            if isinstance(declared, Audio):
+                return decode_wav(value if isinstance(value, bytes) else self._bytes(value, at), declared.rate)
+            return parse(declared, value)
+        except ValueError as error:
+            raise bad_request(str(error), at) from None
 
     def _text(self, value: Any, at: str) -> str:
         if not isinstance(value, str) or not re.search(HAS_LETTERS, value):
@@ -148,7 +184,7 @@ class Reader:
         if isinstance(value, dict) and set(value) == {"b64"}:
             value = value["b64"]  # as in TensorFlow Serving
         if not isinstance(value, str):
-            raise bad_request("an image must be a base64 string", at)
+            raise bad_request("a file must be a base64 string", at)
         if value.startswith("data:"):
             value = value.partition(",")[2]
         try:

@@ -11,6 +11,8 @@ from headway._version import __version__
 from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
 from headway.artifacts.predictor import Field, bad_request
 from headway.core.html import render
+from headway.model.types import described
+from headway.model.values import schema
 from headway.serving.inputs import HAS_LETTERS
 
 if TYPE_CHECKING:
@@ -29,14 +31,14 @@ def instances_of(body: Any, fields: Sequence[Field]) -> dict[str, Any]:
         raise bad_request('the body must be an object with a list "inputs"')
     if not isinstance(body.get("id"), str | None):
         raise bad_request("id must be a string", "/id")
-    known = {field.name for field in fields}
+    known = {field.name: field for field in fields}
     columns: dict[str, list[Any]] = {}
     for number, tensor in enumerate(body["inputs"]):
         at = f"/inputs/{number}"
         name = _checked(tensor, at, known)
         if name in columns:
             raise bad_request(f"the input {name!r} is given twice", at)
-        columns[name] = tensor["data"]
+        columns[name] = _read_column(known[name], tensor["data"], at)
     lengths = {len(data) for data in columns.values()}
     if len(lengths) != 1:
         raise bad_request("all inputs must have the same number of elements", "/inputs")
@@ -45,17 +47,40 @@ def instances_of(body: Any, fields: Sequence[Field]) -> dict[str, Any]:
     return {"instances": instances, "parameters": body.get("parameters", {})}
 
 
-def _checked(tensor: Any, at: str, known: set[str]) -> str:
+def _checked(tensor: Any, at: str, known: Mapping[str, Field]) -> str:
     if not isinstance(tensor, dict) or not isinstance(tensor.get("data"), list):
         raise bad_request('an input must be an object with "name", "shape", "datatype" and a list "data"', at)
     if not isinstance(tensor.get("name"), str) or tensor["name"] not in known:
         raise bad_request(f"this model's inputs are {', '.join(sorted(known))}", f"{at}/name")
-    if tensor.get("datatype") != "BYTES":
-        raise bad_request("images (as base64) and text must have the datatype BYTES", f"{at}/datatype")
+    wanted = _datatype(known[tensor["name"]])
+    if tensor.get("datatype") != wanted:
+        what = "images (as base64) and text must have the datatype BYTES" if wanted == "BYTES" else f"must be {wanted}"
+        raise bad_request(what, f"{at}/datatype")
     count = len(tensor["data"])
     if tensor.get("shape") not in ([count], [count, 1]):
         raise bad_request(f"the shape does not match {count} elements", f"{at}/shape")
     return str(tensor["name"])
+
+
+def describe_field(field: Field) -> dict[str, Any]:
+    """Return an input as the try-out page needs it."""
+    declared = {} if field.declared is None else described(field.name, field.declared)
+    kind = field.kind if field.kind != "value" else declared.get("kind", "value")
+    return {**declared, "name": field.name, "kind": kind, "summary": field.summary, "required": field.required}
+
+
+def _datatype(field: Field) -> str:
+    return "FP64" if field.declared is not None and field.declared.kind == "number" else "BYTES"
+
+
+def _read_column(field: Field, data: list[Any], at: str) -> list[Any]:
+    """Parse the elements that hold JSON: rows and nested lists."""
+    if field.kind != "value" or _is_file(field) or _datatype(field) != "BYTES":
+        return data
+    try:
+        return [json.loads(each) if isinstance(each, str) else each for each in data]
+    except (ValueError, RecursionError):
+        raise bad_request("the elements must be JSON", f"{at}/data") from None
 
 
 def answer(name: str, predictions: Sequence[Mapping[str, Any]], id_: Any) -> dict[str, Any]:
@@ -79,19 +104,19 @@ def _column(name: str, values: list[Any]) -> dict[str, Any]:
 
 
 def describe_kserve(name: str, fields: Sequence[Field], answers: Sequence[str]) -> dict[str, Any]:
-    def tensor(each: str) -> dict[str, Any]:
-        return {"name": each, "datatype": "BYTES", "shape": [-1]}
+    def tensor(each: str, datatype: str = "BYTES") -> dict[str, Any]:
+        return {"name": each, "datatype": datatype, "shape": [-1]}
 
     return {
         "name": name,
         "versions": ["1"],
         "platform": "headway",
-        "inputs": [tensor(field.name) for field in fields],
+        "inputs": [tensor(field.name, _datatype(field)) for field in fields],
         "outputs": [tensor(each) for each in answers],
     }
 
 
-def describe_openapi(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+def describe_openapi(settings: Settings, fields: Sequence[Field], *, streams: bool = False) -> dict[str, Any]:
     name = settings.name
     predict = _operation(
         "Predictions for a list of instances", _instances(settings, fields), "Predictions", form=_form(fields)
@@ -115,6 +140,8 @@ def describe_openapi(settings: Settings, fields: Sequence[Field]) -> dict[str, A
         "/about": {"get": _plain("The model, its inputs and how it was trained")},
         "/metrics": {"get": _plain("Prometheus metrics", "text/plain")},
     }
+    if streams:
+        paths |= _streams(settings, fields)
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": name, "version": __version__, "description": f"{name}, served by Headway"},
@@ -125,6 +152,19 @@ def describe_openapi(settings: Settings, fields: Sequence[Field]) -> dict[str, A
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
     return document
+
+
+def _streams(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+    one = _instances(settings, fields)
+    one["properties"]["instances"] |= {"maxItems": 1}
+    prompt = {"type": "string", "minLength": 1, "maxLength": settings.limits.text, "pattern": HAS_LETTERS}
+    asked = {"type": "object", "required": ["prompt"], "properties": {"prompt": prompt, "stream": {"type": "boolean"}}}
+    stream = _operation("The answer to one instance, piece by piece, as server-sent events", one, "Predictions")
+    complete = _operation("A completion of a prompt, as in OpenAI's API", asked, "Predictions")
+    stream["responses"]["200"] = {"description": "events", "content": {"text/event-stream": {}}}
+    content = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
+    complete["responses"]["200"] = {"description": "the completion", "content": content}
+    return {"/stream": {"post": stream}, "/v1/completions": {"post": complete}}
 
 
 _SCHEMAS: dict[str, Any] = {
@@ -210,7 +250,9 @@ def _health(summary: str) -> dict[str, Any]:
 
 
 def _value(settings: Settings, field: Field) -> dict[str, Any]:
-    if field.kind == "picture":
+    if field.kind == "value" and field.declared is not None and field.declared.kind != "audio":
+        return {**schema(field.declared), "description": field.summary}
+    if field.kind != "text":
         plain = {"type": "string", "contentEncoding": "base64", "minLength": 1}
         wrapped = {"type": "object", "required": ["b64"], "properties": {"b64": plain}, "additionalProperties": False}
         return {"anyOf": [plain, wrapped], "description": f"{field.summary}, as base64"}
@@ -230,7 +272,9 @@ def _instance(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
     if len(required) != 1:
         return named
     (only,) = required
-    return {"anyOf": [named, {**_value(settings, only), "type": "string"}]}  # short form, if only one is required
+    value = _value(settings, only)
+    short = value if only.kind == "value" and not _is_file(only) else {**value, "type": "string"}
+    return {"anyOf": [named, short]}  # short form, if only one is required
 
 
 def _instances(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
@@ -255,10 +299,14 @@ _PARAMETERS: dict[str, Any] = {
 
 def _form(fields: Sequence[Field]) -> dict[str, Any]:
     parts: dict[str, Any] = {
-        field.name: {"type": "string", "format": "binary"} if field.kind == "picture" else {"type": "string"}
+        field.name: {"type": "string", "format": "binary"} if _is_file(field) else {"type": "string"}
         for field in fields
     }
     return {"type": "object", "required": [f.name for f in fields if f.required], "properties": parts}
+
+
+def _is_file(field: Field) -> bool:
+    return field.kind == "picture" or (field.declared is not None and field.declared.kind == "audio")
 
 
 def _tensors(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
@@ -288,10 +336,17 @@ def _tensor(settings: Settings, field: Field) -> dict[str, Any]:
         "properties": {
             "name": {"enum": [field.name]},
             "shape": {"type": "array", "minItems": 1, "maxItems": 2, "items": {"type": "integer", "minimum": 1}},
-            "datatype": {"enum": ["BYTES"]},
-            "data": {"type": "array", "minItems": 1, "maxItems": limit, "items": _value(settings, field)},
+            "datatype": {"enum": [_datatype(field)]},
+            "data": {"type": "array", "minItems": 1, "maxItems": limit, "items": _element(settings, field)},
         },
     }
+
+
+def _element(settings: Settings, field: Field) -> dict[str, Any]:
+    value = _value(settings, field)
+    if field.kind != "value" or _is_file(field) or _datatype(field) != "BYTES":
+        return value
+    return {"anyOf": [value, {"type": "string", "contentMediaType": "application/json", "contentSchema": value}]}
 
 
 def page(document: dict[str, Any]) -> str:

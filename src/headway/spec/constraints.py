@@ -79,6 +79,11 @@ FORMS = {
     "absolute path": Form(r"^/.*$", "an absolute path", "/data"),
     "nfs export": Form(r"^[^/: ]+:/.*$", "SERVER:/EXPORT", "server:/export"),
     "module": Form(r"^[A-Za-z_][A-Za-z0-9_]*(?:[.][A-Za-z_][A-Za-z0-9_]*)*$", "a Python module", "src.train"),
+    "model class": Form(
+        r"^[A-Za-z_][A-Za-z0-9_]*(?:[.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
+        "a class, as MODULE:CLASS",
+        "src.serving:Grader",
+    ),
     "project path": Form(
         r"^(?!/)(?!(?:.*/)?[.][.](?:/|$)).+$", "a path below the job file's folder", "configuration/key.json"
     ),

@@ -253,6 +253,8 @@ class Job:
     ends_when: EndsWhen = field(default_factory=EndsWhen, metadata=OPTIONAL)  # for a program that does not exit
     # where to read your program's metrics: names of sources, patterns with named groups; default: the usual ones
     metrics: tuple[MetricSource, ...] | None = field(default=None, metadata=OPTIONAL)
+    # your model's class, a headway.Model: eval, compare, export, predict and serve work on it
+    model: Annotated[str, "model class"] | None = field(default=None, metadata=OPTIONAL)
     config: Mapping[str, Any] = field(default_factory=dict)  # the recipe's settings, or your script's run.config
     seed: Annotated[int, ">= 0"] = 0  # the same seed gives the same weights on the same machine
     data: Data = field(default_factory=Data)  # the data to read; a project may use any names: {splits: gs://…}

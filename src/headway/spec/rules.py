@@ -72,7 +72,7 @@ NOT_BESIDE: dict[type, tuple[tuple[str, str, str], ...]] = {
         ("command", "python", "name the interpreter in command"),
         *(
             ("recipe", key, "remove it: recipes do not need it")
-            for key in ("resume", "keep", "keep_limit", "ends_when", "metrics", "python")
+            for key in ("resume", "keep", "keep_limit", "ends_when", "metrics", "model", "python")
         ),
     ),
     Image: (

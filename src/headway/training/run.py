@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from headway.core.errors import BadInput, HeadwayError
 from headway.data.loading.sampler import PaddingBatch
+from headway.model import Model
 from headway.spec.model import Cadence, Phase
 from headway.training import accumulation
 from headway.training.batches import Feed, RankBatches, batch_indices
@@ -799,12 +800,15 @@ class Run:
         if self.main:
             self._session.store.write(f"samples/{self.global_step:08d}-{name}", body)
 
-    def finish(self, bundle: Bundle | None = None) -> None:
+    def finish(self, bundle: Bundle | None = None, *, model: type[Model] | None = None) -> None:
         """Write the last checkpoint and export a bundle. Call it once, at the end of the script.
 
         Args:
             bundle: The bundle to export, an object with `write(folder)`. By default the one that `on_export` makes of
                 the best weights; without either, nothing is exported.
+            model: The class of your model, a `headway.Model` in a module of its own. The bundle then holds the best
+                weights, the files that the class names, and its code, for `headway serve` and the like. By default the
+                job's `model`.
 
         Raises:
             RunFailed: If the weights to export are not finite.
@@ -813,7 +817,7 @@ class Run:
             >>> run.finish()
         """
         TIMES.phase = "finish"
-        self._boundary.finish(bundle)
+        self._boundary.finish(bundle, model)
 
     # Internals
 

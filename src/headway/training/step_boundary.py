@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from headway.core.errors import BadInput, HeadwayError
 from headway.core.plan import DIE_AFTER_STEP, STEP_LIMIT
+from headway.model import Model
 from headway.rundir.lease import LeaseLost
 from headway.training import export
 from headway.training.checkpoint.manager import CheckpointManager
@@ -178,7 +179,7 @@ class StepBoundary:
             self._checkpoints.writer.write_staged()
             self._stop()
 
-    def finish(self, bundle: Bundle | None) -> None:
+    def finish(self, bundle: Bundle | None, model: type[Model] | None = None) -> None:
         checkpoints = self._checkpoints
         if not checkpoints.snapshot_is_current and not checkpoints.unchanged:
             checkpoints.save()
@@ -190,6 +191,8 @@ class StepBoundary:
         if self._session.is_first and bundle is None and self.bundle is not None:
             self._session.log(f"exporting the best checkpoint (step {checkpoints.load_best()})")
             bundle = self.bundle()
+        if self._session.is_first and bundle is None:
+            bundle = export.model_bundle(model, self._session)
         if self._session.is_first and bundle is not None:
             self._export(bundle)
         self._metrics.finish()

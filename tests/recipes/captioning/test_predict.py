@@ -11,13 +11,14 @@ import torch
 from PIL import Image
 
 from headway.artifacts.evaluate import predict
+from headway.artifacts.media import open_picture
 from headway.bundle.format import Bundle, BundleParts
 from headway.core.errors import BAD_INPUT, BadBundle, BadInput
 from headway.data.synthetic import scenes
 from headway.recipes.captioning.beam_search import caption
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.inference import Predictor, bundle
-from headway.recipes.common import center_crop, open_picture
+from headway.recipes.common import center_crop
 from tests.recipes.captioning.test_model import WORDS, captioner
 from tests.recipes.folders import TINY, captioning_job
 

@@ -13,10 +13,11 @@ from PIL import Image
 from headway.artifacts.checkpoint_model import open_trained
 from headway.artifacts.evaluate import predict
 from headway.artifacts.export import export_run
+from headway.artifacts.media import open_picture
 from headway.bundle.format import Bundle
 from headway.core.errors import BadInput
 from headway.data.synthetic import cards
-from headway.recipes.common import open_picture, resize_square
+from headway.recipes.common import resize_square
 from tests.recipes.grading.trained import trained_grader
 
 

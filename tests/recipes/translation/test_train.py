@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.artifacts.evaluate import evaluate_run, open_predictor, predict
+from headway.artifacts.evaluate import evaluate_run, predict
 from headway.artifacts.export import export_run
+from headway.artifacts.models import open_model
+from headway.artifacts.own_model import Choice
 from headway.bundle.format import Bundle
-from headway.cli.model import _from_stdin, _interactive
+from headway.cli.model import _from_stdin, _interactive, takes_typed_text
 from headway.data.synthetic import phrases
 from headway.metrics.samples import statistic
 from headway.recipes.translation.train import schedule_options
@@ -77,8 +79,9 @@ def test_a_bundle_translates_what_is_given_typed_or_piped(
     assert [answer["input"] for answer in answers] == asked
     right = [answer["text"] == pair.target for answer, pair in zip(answers, phrases.pairs("train", 6), strict=True)]
     assert any(right)
-    recipe, answer = open_predictor(str(trained / "export"))
-    assert recipe.takes == "text"
+    model = open_model(str(trained / "export"), Choice())
+    assert takes_typed_text(model.service().fields)
+    answer = model.answers
     typed = iter([asked[0], "word " * 100, ""])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
     _interactive(answer)

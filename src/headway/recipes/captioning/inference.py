@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image as PilImage
 from torch import Tensor, nn
 
+from headway.artifacts.media import open_picture
 from headway.artifacts.onnx import Graph
 from headway.artifacts.predictor import Answer, Field, Instance, Run
 from headway.bundle.format import Bundle, BundleParts
@@ -23,7 +24,7 @@ from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import SCENES
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.vocabulary import END, PAD, Vocabulary
-from headway.recipes.common import center_crop, load_weights, open_picture
+from headway.recipes.common import center_crop, load_weights
 from headway.spec import Job
 from headway.spec.loading import from_plain
 

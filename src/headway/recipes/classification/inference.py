@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from headway.artifacts.media import open_picture
 from headway.artifacts.onnx import Graph
 from headway.artifacts.predictor import Answer, Field, Instance, Run
 from headway.bundle.format import Bundle, BundleParts
@@ -18,7 +19,7 @@ from headway.core.errors import BadBundle
 from headway.recipes.bundling import CardText, bundle_parts
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.model import Classifier
-from headway.recipes.common import center_crop, load_weights, open_picture
+from headway.recipes.common import center_crop, load_weights
 from headway.spec import Job
 from headway.spec.loading import from_plain
 

@@ -9,13 +9,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from headway.artifacts.media import open_picture
 from headway.artifacts.onnx import Graph
 from headway.artifacts.predictor import Answer, Field, Instance, Run
 from headway.artifacts.weights import as_pth
 from headway.bundle.format import Bundle, BundleParts, to_json
 from headway.core.errors import BadInput
 from headway.recipes.bundling import CardText, bundle_parts, copied_weights
-from headway.recipes.common import open_picture, resize_square, wrap_load_errors
+from headway.recipes.common import resize_square, wrap_load_errors
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.model import DAMAGE, Grader, rebuild
 from headway.spec import Job

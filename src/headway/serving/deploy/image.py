@@ -133,6 +133,7 @@ def write(image: ServingImage, bundle: Bundle, folder: Path) -> None:
     inside = folder / "bundle"
     inside.mkdir(exist_ok=True)
     for name in bundle.record.files:
+        (inside / name).parent.mkdir(parents=True, exist_ok=True)
         (inside / name).write_bytes(bundle.read(name))  # its checksum is verified again here
     (inside / RECORD).write_bytes(to_json(_plain_names(bundle.record).as_json()))
     for path in folder.rglob("*"):

@@ -9,30 +9,37 @@ const make = (tag, properties = {}, ...children) => {
 const given = new Map(); // field name -> File or text
 let fields = [];
 let route = "/predict";
+let outputs = [];
 let token = "";
 
 const about = await fetch("/about").then((answer) => answer.json());
 fields = about.inputs;
 route = about.predict;
+outputs = about.outputs ?? [];
+$("go").textContent = about.verb ?? "Run";
 document.title = `${about.name}: try it`;
 $("name").textContent = about.name;
 $("told").textContent = [about.recipe, ...Object.entries(about.metrics ?? {}).slice(0, 4)
-  .map(([name, value]) => `${name} ${Number(value).toPrecision(3)}`)].filter(Boolean).join(" · ");
-$("inputs").append(...fields.map((field) => (field.kind === "picture" ? pictureInput(field) : textInput(field))));
+  .map(([name, value]) => `${about.metric_names?.[name] ?? name} ${Number(value).toPrecision(3)}`)].filter(Boolean).join(" · ");
+const inputs = { picture: fileInput, image: fileInput, audio: fileInput, number: numberInput, row: rowInput, tensor: jsonInput };
+$("inputs").append(...fields.map((field) => (inputs[field.kind] ?? textInput)(field)));
+changed();
 
 function changed() {
   $("go").disabled = !fields.every((field) => !field.required || given.get(field.name));
 }
 
-function pictureInput(field) {
-  const file = make("input", { type: "file", accept: "image/*", name: field.name });
+function fileInput(field) {
+  const sound = field.kind === "audio";
+  const file = make("input", { type: "file", accept: sound ? "audio/wav" : "image/*", name: field.name });
   file.setAttribute("aria-label", field.summary);
   const shown = make("span", { textContent: `Drop ${field.summary} here, or choose one` });
   const box = make("label", { className: "drop" }, file, shown);
   const take = (chosen) => {
     if (!chosen) return;
     given.set(field.name, chosen);
-    shown.replaceChildren(make("img", { src: URL.createObjectURL(chosen), alt: `${field.summary}: ${chosen.name}` }));
+    const src = URL.createObjectURL(chosen);
+    shown.replaceChildren(sound ? make("audio", { src, controls: true }) : make("img", { src, alt: `${field.summary}: ${chosen.name}` }));
     changed();
     if (fields.every((each) => given.get(each.name) || !each.required)) $("ask").requestSubmit();
   };
@@ -43,6 +50,43 @@ function pictureInput(field) {
   for (const kind of ["dragleave", "drop"]) box.addEventListener(kind, () => box.classList.remove("over"));
   box.addEventListener("drop", (event) => { event.preventDefault(); take(event.dataTransfer.files[0]); });
   return box;
+}
+
+function labelled(field, ...nodes) {
+  return make("label", { className: "text" }, field.summary + (field.required ? "" : " (optional)"), ...nodes);
+}
+
+function numberInput(field) {
+  const input = make("input", { type: "number", step: "any", name: field.name, min: field.low ?? "", max: field.high ?? "" });
+  input.addEventListener("input", () => { given.set(field.name, input.value); changed(); });
+  return labelled(field, input, field.unit ?? "");
+}
+
+// A row of a table: an input for each column.
+function rowInput(field) {
+  const columns = Array.isArray(field.columns) ? Object.fromEntries(field.columns.map((name) => [name, "number"])) : field.columns;
+  const cells = Object.entries(columns).map(([name, type]) => {
+    const cell = Array.isArray(type)
+      ? make("select", { name }, ...type.map((word) => make("option", { textContent: word })))
+      : make("input", { name, type: type === "number" ? "number" : "text", step: "any" });
+    return [name, type, cell];
+  });
+  const read = () => {
+    const full = cells.every(([, , cell]) => cell.value !== "");
+    const row = Object.fromEntries(cells.map(([name, type, cell]) => [name, type === "number" ? Number(cell.value) : cell.value]));
+    given.set(field.name, full ? JSON.stringify(row) : "");
+    changed();
+  };
+  for (const [, , cell] of cells) cell.addEventListener("input", read);
+  const rows = cells.map(([name, , cell]) => make("label", { className: "cell" }, name, cell));
+  const group = make("fieldset", { className: "row" }, make("legend", { textContent: field.summary }), ...rows);
+  return group;
+}
+
+function jsonInput(field) {
+  const area = make("textarea", { name: field.name, placeholder: "[[1, 2], [3, 4]]" });
+  area.addEventListener("input", () => { given.set(field.name, area.value.trim()); changed(); });
+  return labelled(field, area);
 }
 
 function textInput(field) {
@@ -98,6 +142,7 @@ function tell(text, wrong = false) {
 
 function show(answer) {
   const parts = [make("p", { className: "said", textContent: answer.text || "(empty)" })];
+  for (const output of outputs) parts.push(...drawn(output, answer[output.name]));
   if (answer.words) parts.push(...wordsOverPicture(answer.words));
   if (answer.saliency) parts.push(title("Where it looked"), overlay(firstPicture(), answer.saliency));
   if (answer.top) parts.push(title("Classes"), bars(answer.top.map((each) => [each.label, each.probability])));
@@ -115,6 +160,34 @@ function show(answer) {
   }
   $("answer").replaceChildren(...parts);
   $("answer").hidden = false;
+}
+
+// An output of a model, by its declared type. Numbers and texts are said above.
+function drawn(output, value) {
+  if (value === undefined || value === null) return [];
+  const head = title(output.about || output.name);
+  if (output.kind === "classes" || (output.kind === "ordinal" && value.probabilities)) return [head, bars(Object.entries(value.probabilities))];
+  if (output.kind === "labels") return [head, bars(Object.entries(value), { whole: 1 })];
+  if (output.kind === "picture") return [head, make("img", { src: value, alt: output.about || output.name, className: "made" })];
+  if (output.kind === "caption" && value.words) return wordsOverPicture(value.words);
+  if (output.kind === "boxes") return [head, boxed(value)];
+  if (output.kind === "tensor") return [head, make("pre", { textContent: JSON.stringify(value).slice(0, 2000) })];
+  return outputs.length > 1 && typeof value !== "object" ? [head, make("p", { textContent: `${value} ${output.unit ?? ""}` })] : [];
+}
+
+function boxed(boxes) {
+  const picture = make("img", { src: URL.createObjectURL(firstPicture()), alt: "" });
+  const around = make("div", { className: "boxed" }, picture);
+  picture.addEventListener("load", () => {
+    for (const { box: [left, top, right, bottom], label, score } of boxes) {
+      const frame = make("div", { className: "frame", title: `${label} ${score === undefined ? "" : percent(score)}` }, make("span", { textContent: label }));
+      const part = (value, whole) => `${(100 * value) / whole}%`;
+      Object.assign(frame.style, { left: part(left, picture.naturalWidth), top: part(top, picture.naturalHeight),
+        width: part(right - left, picture.naturalWidth), height: part(bottom - top, picture.naturalHeight) });
+      around.append(frame);
+    }
+  });
+  return around;
 }
 
 const title = (text) => make("h2", { textContent: text });

@@ -1,7 +1,8 @@
 """Headway: train a model from one job file, here or anywhere.
 
-job = headway.Job.load("headway.yaml")     # on a laptop or in CI
-run = headway.launch(headway.plan(job, on="local"))
+run = headway.run("headway.yaml", on="local")   # on a laptop or in CI: wait, logs, metrics, stop, resume, pull
+headway.evaluate(run.run)                       # scores on data that the run has not seen
+headway.load_model(run.run).predict("picture.png")
 
 run = headway.start()                      # inside a training script
 headway.open_run("last")                   # in a notebook: state, curves and money as a card
@@ -17,8 +18,10 @@ from headway._version import __version__
 
 if TYPE_CHECKING:
     from headway.artifacts.onnx import Graph
+    from headway.artifacts.use import evaluate, load_model
     from headway.dashboard.notebook.run import open_run
-    from headway.launcher.lifecycle import launch
+    from headway.launcher.lifecycle import RunHandle, launch
+    from headway.launcher.start import run
     from headway.model import (
         Audio,
         Boxes,
@@ -58,13 +61,17 @@ __all__ = [
     "Picture",
     "Row",
     "Run",
+    "RunHandle",
     "Scores",
     "Tensor",
     "Text",
     "__version__",
+    "evaluate",
     "launch",
+    "load_model",
     "open_run",
     "plan",
+    "run",
     "start",
 ]
 
@@ -76,9 +83,13 @@ _HOMES = {
     "Job": "headway.spec",
     "Loader": "headway.training",
     "Run": "headway.training",
+    "RunHandle": "headway.launcher.lifecycle",
+    "evaluate": "headway.artifacts.use",
     "launch": "headway.launcher.lifecycle",
+    "load_model": "headway.artifacts.use",
     "open_run": "headway.dashboard.notebook.run",
     "plan": "headway.planning",
+    "run": "headway.launcher.start",
     "start": "headway.training",
 }
 

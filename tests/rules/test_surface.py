@@ -51,7 +51,8 @@ def test_public_names_are_these() -> None:
     types = {"Audio", "Image", "Number", "Row", "Tensor", "Text"}
     types |= {"Boxes", "Caption", "Classes", "Labels", "Ordinal", "Picture"}
     assert {*headway.__all__} - model - types == {
-        "Feed", "Job", "Loader", "Run", "__version__", "launch", "open_run", "plan", "start"
+        "Feed", "Job", "Loader", "Run", "RunHandle", "__version__", "evaluate", "launch", "load_model", "open_run",
+        "plan", "run", "start",
     }  # fmt: skip
     assert model | types < {*headway.__all__}
 

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.artifacts.evaluate import Evaluation, bundle_of, program_has_no_model
+from headway.artifacts.use import WEIGHT_FILES
 from headway.bundle.format import RECORD, Bundle, read_record
 from headway.core.errors import NotThere
 from headway.plugins import require_recipe
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from headway.artifacts.own_model import Choice
     from headway.artifacts.predictor import PredictionService
     from headway.bundle.format import Record
-
-WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 
 
 class ScoredModel(Protocol):

@@ -71,8 +71,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"LEFT BEHIND {process}", red=True)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip by marker: without torch, and without the daemon that a test needs."""
+    for item in items:
+        if getattr(getattr(item, "function", None), "in_short_runs", False):
+            item.add_marker("ci")
     if find_spec("torch") is None:
         _skip(items, "torch", "torch is not installed")
     if os.environ.get("HEADWAY_KILLS_EVERY"):  # all of them take as long as they take

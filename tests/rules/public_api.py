@@ -20,6 +20,8 @@ DEFINED = "every function and class that the module defines"
 SECTIONS: dict[str, dict[str, str | tuple[str, ...]]] = {
     "Jobs, plans and runs": {
         "headway": ALL,
+        "headway.launcher.lifecycle": ("RunHandle", "Outcome"),
+        "headway.artifacts.use": ("PredictionModel",),
         "headway.planning": ALL,
         "headway.core.plan": ("describe_resume", "describe_next_start"),
         "headway.core.types": DEFINED,
@@ -39,7 +41,21 @@ SECTIONS: dict[str, dict[str, str | tuple[str, ...]]] = {
     },
     "Storage": {"headway.storage": ALL},
     "Plug-in points": {
-        "headway.plugins": DEFINED,
+        "headway.plugins": (
+            "Recipe",
+            "TargetPlugin",
+            "TrackerPlugin",
+            "Reference",
+            "Catalog",
+            "installed_plugins",
+            "installed_catalog",
+            "built_in_catalog",
+            "working_catalog",
+            "plugin_of",
+            "require_recipe",
+            "missing_packages",
+            "tracker_problems",
+        ),
         "headway.plugins.registry": ("Registry", "InstalledPlugin", "BrokenPlugin", "is_path", "declare"),
         "headway.targets": DEFINED,
         "headway.training.metrics.trackers.base": ("Tracker", "TrackerRunInfo"),

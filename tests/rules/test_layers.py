@@ -40,6 +40,7 @@ ORDER = (
     "ci",
     "tools",
     "cli",
+    "testing",  # the contracts of plug-ins as tests; needs pytest
     "runtime",  # the public name of `training`, and the supervisor's name in recorded wheels
 )
 # What runs on the machine that trains never imports what starts it.

@@ -47,7 +47,21 @@ def test_every_verb_stands_in_one_group_of_the_front_page() -> None:
 
 
 def test_public_names_are_these() -> None:
-    assert headway.__all__ == ["Feed", "Job", "Loader", "Run", "__version__", "launch", "open_run", "plan", "start"]
+    assert headway.__all__ == [
+        "Feed",
+        "Job",
+        "Loader",
+        "Run",
+        "RunHandle",
+        "__version__",
+        "evaluate",
+        "launch",
+        "load_model",
+        "open_run",
+        "plan",
+        "run",
+        "start",
+    ]
 
 
 def test_exit_codes_are_the_documented_ones() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headway.storage import Store, open_store
+from headway.testing.stores import StoreContract
 from tests.servers.gcs import GcsServer
-from tests.storage.contract import StoreContract
 
 
 class TestFolder(StoreContract):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,9 @@ from headway.storage import open_store, subfolders
 from headway.targets.fake import FakeBehaviour
 from headway.targets.local import processes as local_processes
 from headway.targets.local.target import LocalTarget, Options
-from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import CANARY, WAITS, TargetContract
-from tests.waiting import wait_until
+from headway.testing.plays import plan_play, write_project
+from headway.testing.targets import CANARY, WAITS, LocalTargetContract
+from headway.testing.waiting import wait_until
 
 
 def place(hold: RunHandle) -> Path:
@@ -53,30 +52,7 @@ def ranks(hold: RunHandle) -> list[local_processes.Process]:
     return [found for found in everything(hold) if b"play.py" in Path(f"/proc/{found.pid}/cmdline").read_bytes()]
 
 
-@contextmanager
-def lose_host(everything: Callable[[], list[local_processes.Process]]) -> Iterator[None]:
-    processes = everything()
-    for process in processes:
-        process.send(signal.SIGSTOP)
-    yield
-    for process in processes:
-        process.send(signal.SIGKILL)
-    wait_until(lambda: everything() == [], "they die")
-
-
-@contextmanager
-def without_pid_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Inside it the process starts, and its pid file cannot be written."""
-
-    def no_space(place: Path, pid: int) -> local_processes.Process:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(local_processes, "_write_pid_file", no_space)
-        yield
-
-
-class TestLocal(TargetContract):
+class TestLocal(LocalTargetContract):
     kind = "local"
 
     @pytest.fixture
@@ -84,19 +60,6 @@ class TestLocal(TargetContract):
         target = _Below(tmp_path, LocalTarget())
         yield target
         assert target.list_runs() == []
-
-    def half_gone(self, hold: RunHandle) -> None:
-        os.kill(ranks(hold)[0].pid, signal.SIGSTOP)  # it cannot die of a SIGTERM any more
-        os.kill(supervisor(hold).pid, signal.SIGKILL)
-
-    def lost_host(self, hold: RunHandle) -> AbstractContextManager[None]:
-        return lose_host(lambda: everything(hold))
-
-    def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> AbstractContextManager[None]:
-        return without_pid_file(monkeypatch)
-
-    def lines_about_a_secret(self) -> tuple[str, ...]:
-        return ("the token is {TOKEN}",)
 
     # Killed in every way.
 

@@ -234,10 +234,10 @@ def _names(prefix: str, **_: Any) -> list[str]:
 
 def locate(text: str, *, bundles: bool = False) -> str:
     """Return the URL of the run that `text` names; with `bundles`, also accept an exported bundle's folder or URL."""
-    from headway.rundir.status import find
-    from headway.storage import open_store
+    if bundles:
+        from headway.artifacts.use import locate_model
 
-    named_folder = bundles and ("/" in text or text == ".")
-    if named_folder and any(entry.key == "bundle.json" for entry in open_store(text).list("bundle.json")):
-        return text
+        return locate_model(text)
+    from headway.rundir.status import find
+
     return find(text).url

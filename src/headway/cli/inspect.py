@@ -7,15 +7,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.dispatch import add_json, add_run, locate
 from headway.cli.render import print_status, progress_while
-from headway.core.errors import FINISHED, BadInput, BadPlan, HeadwayError, UnknownRun, needs
+from headway.core.errors import FINISHED, BadInput, BadPlan, HeadwayError, needs
 from headway.core.format import ago, as_json, duration, paint, size, table
-from headway.core.progress import Report
 
 if TYPE_CHECKING:
     from headway.core.types import Status
@@ -188,51 +186,21 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pull_command(args: argparse.Namespace) -> int:
-    from headway.storage import join, local_path, open_store, require_url
-    from headway.storage.transfer import fetch_file
+    from headway.launcher.pull import copy_run, destination
 
     url = locate(args.run)
-    require_url(args.to or "")
-    to = Path(args.to or url.rstrip("/").rsplit("/", 1)[-1]).resolve()
-    if local_path(url) == to:
-        raise BadInput(f"{to} is the run's own folder; there is nothing to copy", fix="headway pull RUN --to DIR")
+    to = destination(url, args.to)
     if args.form:
         _keep_out_of_uploads(to)
         return _as_weights(args, url, str(to))
-    store = open_store(url)
-    names = _bundle_names(join(url, "export"))
-    skipped = {*names.values()}  # the same bytes as the files that bundle.json points to
-    wanted = [
-        e
-        for e in store.list()
-        if not e.key.startswith(("docker/", "local/")) and e.key not in skipped and _is_selected(e.key, args.only)
-    ]
-    if not wanted:
-        raise UnknownRun(f"there are no files to copy in {url}", fix="headway status RUN")
-    _keep_out_of_uploads(to)
-    total, doing = sum(entry.size for entry in wanted), f"copying to {to}"
+    doing = f"copying to {to}"
     with progress_while(doing) as tell:
-        done = 0
-        for entry in wanted:
-            target, before = to / names.get(entry.key, entry.key), done
-            if not target.exists() or target.stat().st_size != entry.size:
-                fetch_file(store, entry.key, target, progress=partial(_pull_summary, tell, doing, before, total))
-            done += entry.size
-    summary = {"to": str(to), "files": len(wanted), "bytes": total}
-    print(as_json(summary) if args.json else f"{len(wanted)} files, {size(total)} in {to}")
+        done = copy_run(
+            url, to, only=args.only or (), begin=_keep_out_of_uploads, report=lambda got, of: tell(doing, got, of)
+        )
+    summary = {"to": str(done.to), "files": done.files, "bytes": done.bytes}
+    print(as_json(summary) if args.json else f"{done.files} files, {size(done.bytes)} in {done.to}")
     return 0
-
-
-def _bundle_names(url: str) -> dict[str, str]:
-    """Map the keys of an exported bundle's files in an object store, which hold checksums, to their plain names."""
-    from headway.bundle import read_record
-    from headway.storage import open_store
-
-    try:
-        record = read_record(open_store(url), url)
-    except HeadwayError:
-        return {}  # no bundle, or a damaged one: copy what is there
-    return {f"export/{entry.at}": f"export/{name}" for name, entry in record.files.items() if entry.at}
 
 
 def _keep_out_of_uploads(to: Path) -> None:
@@ -248,20 +216,12 @@ def _keep_out_of_uploads(to: Path) -> None:
     marker.write_text("# written by `headway pull`: copies of a run are not code to upload\n*\n")
 
 
-def _pull_summary(tell: Report, doing: str, before: int, total: int, got: int, of: int) -> None:
-    tell(doing, before + got, total)
-
-
 def _as_weights(args: argparse.Namespace, url: str, to: str) -> int:
     from headway.cli.model import write_weight_files
 
     if args.only:
         raise BadInput(f"--only cannot be combined with --as {args.form}", fix="leave out --only")
     return write_weight_files(url, args.form, to, checkpoint=None, json=args.json)
-
-
-def _is_selected(key: str, only: list[str] | None) -> bool:
-    return not only or key.partition("/")[0] in only
 
 
 def status_arguments(parser: argparse.ArgumentParser) -> None:

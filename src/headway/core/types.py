@@ -293,7 +293,7 @@ class Target(ABC):
 
     Seven methods are abstract: `check`, `render`, `submit`, `status`, `logs`, `down` and `list_runs`. The others have
     defaults, those of a machine that is not billed and has no API to ask; a target overrides what differs. Nothing
-    outside a target's package calls any other method of it. docs/writing-a-target.md shows all on one screen.
+    outside a target's package calls any other method of it. docs/plugins.md shows all on one screen.
 
     A new target is one class in any installed package, an entry point of the group `headway.targets` that names it, and
     one test file that inherits `headway.testing.TargetContract` (docs/plugins.md). Its constructor takes an instance of

@@ -9,6 +9,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway import targets
@@ -80,7 +83,13 @@ def _no_log(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """A run's status, and the receipt for what it created on its target (None: not taken down from here)."""
+    """A run's status, and the receipt for what it created on its target.
+
+    Attributes:
+        run: The run's name.
+        status: Its status.
+        receipt: What was removed; None if it was not taken down from here.
+    """
 
     run: str
     status: Status
@@ -94,7 +103,26 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunHandle:
-    """A handle on one run, with everything that can be done with it."""
+    """A handle on one run, with everything that can be done with it: from `headway.run` and `headway.launch`.
+
+    Attributes:
+        run: The run's name.
+        url: URL of the run folder.
+        target_handle: How the target finds the run.
+        target: The target.
+        run_index: The index that records its state.
+        say: Called with messages for the user.
+
+    Example:
+        >>> import headway
+        >>> run = headway.run("headway.yaml", name="first")
+        >>> run.wait().exit_code
+        0
+        >>> run.status().state.value, run.metrics()
+        ('finished', [])
+        >>> sorted(path.name for path in run.pull("copy").iterdir() if path.suffix == ".json")
+        ['code.json', 'intent.json', 'lease.json', 'plan.json', 'teardown.json']
+    """
 
     run: str
     url: str
@@ -105,18 +133,79 @@ class RunHandle:
 
     @property
     def folder(self) -> RunFolder:
+        """The run folder."""
         return RunFolder(open_store(self.url))
 
     def status(self) -> Status:
-        """Return the current status. The first to see the end takes the run down (`ensure_torn_down`)."""
+        """Return the current status. The first to see the end takes the run down.
+
+        Returns:
+            The status.
+        """
         return self.outcome().status
 
+    def metrics(self) -> Any:
+        """Return the logged metrics, one row per step.
+
+        Returns:
+            A `pandas.DataFrame` if pandas is installed, else a list of dictionaries.
+        """
+        rows = self.folder.metrics()
+        if find_spec("pandas") is None:
+            return rows
+        return import_module("pandas").DataFrame(rows)
+
+    def pull(self, to: str | Path | None = None, *, only: Sequence[str] = ()) -> Path:
+        """Copy the run's folder, or part of it, to this machine.
+
+        Args:
+            to: The folder to copy to. None: one of the run's name.
+            only: Parts to copy, such as `export` or `metrics`. Empty: everything.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UnknownRun: If there is nothing to copy.
+        """
+        from headway.launcher.pull import copy_run, destination
+
+        return copy_run(self.url, destination(self.url, to), only=only, report=lambda done, of: None).to
+
+    def resume(self, *, budget_hours: float | None = None, budget_usd: float | None = None) -> RunHandle:
+        """Resume the run from its last checkpoint, as a new attempt. A finished run is left as it is.
+
+        Args:
+            budget_hours: New total of hours, for a run that has spent its budget.
+            budget_usd: New total of dollars.
+
+        Returns:
+            A handle on the new attempt, as soon as it is submitted.
+
+        Raises:
+            RunBusy: If it is live.
+            BadInput: If its budget is spent, or it would start from the beginning.
+        """
+        return resume(
+            self.url, say=self.say, target=self.target, run_index=self.run_index, budget_hours=budget_hours,
+            budget_usd=budget_usd, from_beginning=False,
+        )  # fmt: skip
+
     def outcome(self) -> Outcome:
+        """Return the current status with the receipt. The first to see the end takes the run down.
+
+        Returns:
+            Status and receipt.
+        """
         status = self.current_status()
         return self._record_outcome(status, self.ensure_torn_down() if status.state.ended else None)
 
     def current_status(self) -> Status:
-        """Return the target's status of the run, corrected if its folder was moved or is a copy of another one."""
+        """Return the target's status of the run, corrected if its folder was moved or is a copy of another one.
+
+        Returns:
+            The status. Nothing is taken down.
+        """
         status = self.target.status(self.target_handle)
         moved, original = self._moved_from(), self._copied_from()
         if status.state is State.LOST and moved:
@@ -128,7 +217,11 @@ class RunHandle:
         return status
 
     def require_not_moved(self, error_type: type[HeadwayError] = TargetError) -> None:
-        """Raise if the folder was moved while its run is live: a second start would split the run in two."""
+        """Raise if the folder was moved while its run is live: a second start would split the run in two.
+
+        Args:
+            error_type: The error to raise.
+        """
         moved = self._moved_from()
         if moved:
             raise error_type(
@@ -136,10 +229,26 @@ class RunHandle:
             )
 
     def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
+        """Yield the lines that the ranks printed, by time.
+
+        Args:
+            follow: Whether to wait for further lines until the run ends.
+            rank: Only this rank's lines. None: those of all ranks.
+
+        Returns:
+            The lines.
+        """
         return self.target.logs(self.target_handle, follow=follow, rank=rank)
 
     def wait(self, on_line: LineCallback | None = None) -> Outcome:
-        """Follow the run to its end. Leaving early (Ctrl-C, kill -9) does not affect the run."""
+        """Follow the run to its end. Leaving early (Ctrl-C, kill -9) does not affect the run.
+
+        Args:
+            on_line: Called with each line of the log.
+
+        Returns:
+            How it ended, and what was removed.
+        """
         for line in self.logs(follow=True):
             if on_line is not None:
                 on_line(line)
@@ -150,7 +259,14 @@ class RunHandle:
         return outcome
 
     def stop(self, reason: str = "") -> Outcome:
-        """Checkpoint, end, stay resumable: request it, wait for the plan's grace period, then use force."""
+        """Checkpoint, end, stay resumable: request it, wait for the plan's grace period, then use force.
+
+        Args:
+            reason: Why, for the run's record.
+
+        Returns:
+            How it ended, and what was removed.
+        """
         self.require_not_moved()
         if not self.target.status(self.target_handle).state.ended:
             self._request_stop(reason or "asked to stop")
@@ -158,7 +274,11 @@ class RunHandle:
         return self._record_outcome(self.current_status(), receipt)
 
     def down(self) -> Receipt:
-        """Stop the run and remove everything it created on its target. Its folder stays, with the receipt in it."""
+        """Stop the run and remove everything it created on its target. Its folder stays, with the receipt in it.
+
+        Returns:
+            What was removed, and what is left.
+        """
         self.require_not_moved()
         original = self._copied_from()
         if original:
@@ -197,7 +317,8 @@ class RunHandle:
     def ensure_torn_down(self) -> Receipt | None:
         """Return the receipt of a run that has ended, taking it down now if no receipt was written.
 
-        None while the run is kept after a failure, or if only another machine can take it down.
+        Returns:
+            The receipt; None while the run is kept after a failure, or if only another machine can take it down.
         """
         written = teardown.complete_receipt(self.folder)
         if written is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -361,3 +362,14 @@ def unknown_path(name: str) -> BadInput:
     """Return the error about a class by path that no job file of this machine names."""
     what = f"{name} is a class of a project that this machine has not used, and is not imported"
     return BadInput(what, fix="headway plan in the project's folder, if you trust its code; then again")
+
+
+def object_at(path: str) -> Any:
+    """Import the object at "module:name" of Headway itself, or of a plug-in that has been loaded."""
+    module, _, name = path.partition(":")
+    return attrgetter(name)(import_module(module))
+
+
+def article(found: object) -> str:
+    """Name an object for an error: `the class X`, or `a dict`."""
+    return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headway.artifacts.svg_chart import Line, chart
 from headway.core.format import duration, usd
@@ -18,6 +18,9 @@ from headway.rundir.history import Curves
 from headway.rundir.layout import PROGRESS, RECEIPT, REPORT, RunFolder
 from headway.rundir.spending import Spending, of_budget
 from headway.rundir.status import LAST, find, folder_status
+
+if TYPE_CHECKING:
+    from headway.launcher.lifecycle import RunHandle
 
 _MAX_CURVES: Final = 6
 _NOISY: Final = ("loss", "grad_norm")
@@ -150,6 +153,13 @@ class RecordedRun:
     def target(self) -> str:
         """Name of the target that runs it."""
         return self._plan.target
+
+    @property
+    def handle(self) -> RunHandle:
+        """A handle to wait for the run, stop it, resume it or copy its files."""
+        from headway.launcher import lifecycle
+
+        return lifecycle.open_run(self.url)
 
     @property
     def job(self) -> dict[str, Any]:

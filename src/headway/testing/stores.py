@@ -272,9 +272,11 @@ class StoreContract:
         assert (tmp_path / "empty").read_bytes() == b""
 
     def test_fetching_what_is_not_there_leaves_no_file(self, store: Store, tmp_path: Path) -> None:
+        folder = tmp_path / "fetched"
+        folder.mkdir()
         with pytest.raises(NotThere):
-            fetch_file(store, "missing", tmp_path / "file")
-        assert os.listdir(tmp_path) == []
+            fetch_file(store, "missing", folder / "file")
+        assert os.listdir(folder) == []
 
     def test_the_store_proves_its_conditions_and_is_left_clean(self, store: Store) -> None:
         require_conditional_put(store)

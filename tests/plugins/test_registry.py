@@ -237,7 +237,7 @@ def test_an_installed_plugin_is_in_the_schema_that_plugins_prints(project: Path,
 
 
 def test_the_facts_of_a_target_are_the_same_in_its_class_and_in_the_table() -> None:
-    from headway.plugins import TARGETS, _target
+    from headway.plugins.targets import TARGETS, _target
 
     for name, entry in TARGETS.built_in.items():
         made = _target(name, entry.target, entry.load_target)

@@ -241,6 +241,6 @@ def test_the_facts_of_a_target_are_the_same_in_its_class_and_in_the_table() -> N
 
     for name, entry in TARGETS.built_in.items():
         made = _target(name, entry.target, entry.load_target)
-        facts = ("on_this_machine", "own_python", "list_price_factor", "scheduler_env", "shared_workdir")
+        facts = ("has_pods", "on_this_machine", "own_python", "list_price_factor", "scheduler_env", "shared_workdir")
         assert {fact: getattr(made, fact) for fact in facts} == {fact: getattr(entry, fact) for fact in facts}, name
         assert made.load_options() is entry.load_options()

@@ -33,6 +33,7 @@ JOB: dict[str, Any] = {
     "recipe": "captioning",
     "config": {
         "encoder": "resnet50",
+        "finetune_from": 0,
         "image_size": 224,
         "hidden_size": 512,
         "epochs": 10,
@@ -167,6 +168,24 @@ def test_rows_of_prepared_data_are_counted(tmp_path: Path) -> None:
     sources = [{"source": str(tmp_path)}, {"source": str(tmp_path), "limit": 10}]
     assert examples_per_epoch({"data": {"train": sources}}) == 52
     assert examples_per_epoch({"data": {"train": [*sources, {"source": "gs://b/x"}]}}) is None
+
+
+def hours(recipe: str, **config: Any) -> float:
+    found = estimate({**JOB, "recipe": recipe, "config": {"epochs": 10, "train_samples": 8000, **config}}, T4)
+    assert found is not None
+    return found.hours
+
+
+def test_each_recipe_counts_the_model_and_the_pictures_that_it_trains_on() -> None:
+    frozen, trained = hours("captioning", encoder="resnet50"), hours("captioning", encoder="resnet50", finetune_from=0)
+    assert trained > 2 * frozen  # beside the decoder: forward once, not forward and backward in each of ten epochs
+    assert hours("captioning", encoder="cnn", image_size=128) > 3 * hours("captioning", encoder="cnn")  # 64 pixels
+    data = {"source": "builtin:leaves"}
+    small, large = (
+        model_sizes({"recipe": "classification", "config": {"model_size": size}, "data": data})
+        for size in ("small", "large")
+    )
+    assert (small["image_size"], small["gmacs"], large["gmacs"]) == (64, 0.140, 1.892)
 
 
 def test_a_bigger_model_counts_for_more() -> None:

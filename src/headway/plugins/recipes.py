@@ -116,6 +116,7 @@ _RECIPES: Final = {
         task="captions",
         graphs="headway.recipes.captioning.onnx:graphs",
         data_default="builtin:scenes",
+        sizes="headway.recipes.captioning.config:sizes",
     ),
     "classification": Recipe(
         name="classification",
@@ -130,6 +131,7 @@ _RECIPES: Final = {
         task="classes",
         graphs="headway.recipes.classification.model:graphs",
         data_default="builtin:leaves",
+        sizes="headway.recipes.classification.config:sizes",
         extras=("data",),
     ),
     "grading": Recipe(

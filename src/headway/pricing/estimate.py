@@ -155,7 +155,8 @@ def loading_core_s(config: Mapping[str, Any]) -> float:
     if not _image_flops(config):
         return 0.0
     sides = 2 if config.get("front") and config.get("back") else 1
-    return sides * (_image_side(config) / 224.0) ** 2 / PICTURES_PER_CORE_S
+    passes = min(1.0, float(config.get("frozen_passes", 1.0)))
+    return passes * sides * (_image_side(config) / 224.0) ** 2 / PICTURES_PER_CORE_S
 
 
 def examples_per_epoch(job: Mapping[str, Any]) -> float | None:
@@ -189,6 +190,9 @@ def _image_flops(config: Mapping[str, Any]) -> float:
     own = 0.0
     if "cnn" in names and _number(config, "width"):  # four layers that halve the picture, the last four times as wide
         own = 2.5 * 9 * float(config["width"]) ** 2 * (side / 2) ** 2 / 1e9
+    known += float(config["gmacs"]) if _number(config, "gmacs") else 0.0  # of a recipe's own model, at 224 × 224
+    if _number(config, "frozen_passes"):  # forward only, and perhaps once for all epochs
+        known *= float(config["frozen_passes"]) / TRAINING
     narrow = float(config["channels_factor"]) if _number(config, "channels_factor") else 1.0  # of the published layers
     return 2e9 * (known * narrow**2 * (side / 224.0) ** 2 + own)
 

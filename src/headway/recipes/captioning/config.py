@@ -106,3 +106,17 @@ class Config:
     def side(self) -> int:
         """Return the side of the encoder's square input, in pixels."""
         return self.image_size or (OWN_SIDE if self.encoder == "cnn" else PUBLISHED_SIDE)
+
+
+def sizes(cfg: Config) -> dict[str, object]:
+    """Return the model's sizes, from which the training time is estimated."""
+    decoder = {"hidden_size": cfg.hidden_size, "layers": cfg.layers, "captions": cfg.captions}
+    frozen = cfg.encoder != "cnn" and cfg.finetune_from is None
+    passes = (2 if cfg.mirror else 1) / cfg.epochs  # in an epoch: the features are computed once, and cached
+    return {
+        **decoder,
+        "encoder": cfg.encoder,
+        "image_size": cfg.side,
+        "width": cfg.width,
+        **({"frozen_passes": passes} if frozen else {}),
+    }

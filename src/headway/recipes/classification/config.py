@@ -79,3 +79,14 @@ class Config:
         "turn": Renamed("rotate"),
         "val_pictures": Renamed("val_samples"),
     }
+
+
+# Billions of multiply-adds per picture of 224 × 224, counted by hooks on the layers.
+_ALEXNET_GMACS = {"small": 0.140, "base": 0.510, "large": 1.892}
+
+
+def sizes(cfg: Config) -> dict[str, object]:
+    """Return the model's sizes, from which the training time is estimated."""
+    own = {"gmacs": _ALEXNET_GMACS[cfg.model_size]} if cfg.model == "alexnet" else {"model": cfg.model}
+    frozen = {"frozen_passes": 1.0} if cfg.model != "alexnet" and cfg.freeze == "all" else {}
+    return {**own, "image_size": cfg.image_size, **frozen}

@@ -170,16 +170,19 @@ def test_rows_of_prepared_data_are_counted(tmp_path: Path) -> None:
     assert examples_per_epoch({"data": {"train": [*sources, {"source": "gs://b/x"}]}}) is None
 
 
-def hours(recipe: str, **config: Any) -> float:
-    found = estimate({**JOB, "recipe": recipe, "config": {"epochs": 10, "train_samples": 8000, **config}}, T4)
+def flops(recipe: str, **config: Any) -> float:
+    found = flops_per_example(model_sizes({"recipe": recipe, "config": {"epochs": 10, "layers": 1, **config}}))
     assert found is not None
-    return found.hours
+    return found
 
 
 def test_each_recipe_counts_the_model_and_the_pictures_that_it_trains_on() -> None:
-    frozen, trained = hours("captioning", encoder="resnet50"), hours("captioning", encoder="resnet50", finetune_from=0)
-    assert trained > 2 * frozen  # beside the decoder: forward once, not forward and backward in each of ten epochs
-    assert hours("captioning", encoder="cnn", image_size=128) > 3 * hours("captioning", encoder="cnn")  # 64 pixels
+    frozen, trained = flops("captioning", encoder="resnet50"), flops("captioning", encoder="resnet50", finetune_from=0)
+    assert trained > 10 * frozen  # beside the decoder: forward once, not forward and backward in each of ten epochs
+    decoder = 3 * 2 * (4 * 192**2 + 2 * 192 * 4 * 192) * 20 * 5
+    scenes = [flops("captioning", encoder="cnn", image_size=side) - decoder for side in (64, 128)]
+    assert scenes[1] == pytest.approx(4 * scenes[0])
+    assert flops("captioning") == flops("captioning", encoder="cnn", image_size=64)
     data = {"source": "builtin:leaves"}
     small, large = (
         model_sizes({"recipe": "classification", "config": {"model_size": size}, "data": data})

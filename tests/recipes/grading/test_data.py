@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from headway.core.errors import BadInput
 from headway.data.loading.sampler import PaddingBatch
 from headway.data.prepare.pipeline import PrepareOptions, prepare
 from headway.data.synthetic import cards
+from headway.recipes.common import resize_square
 from headway.recipes.grading.data import augmentation, load, prepared
 from headway.recipes.grading.model import Grader
 from headway.spec import Data, Source
@@ -148,3 +151,36 @@ def test_one_picture_of_each_thing_needs_single_views(tmp_path: Path) -> None:
 def test_drawn_cards_are_mixed_with_nothing(shards: str) -> None:
     with pytest.raises(BadInput, match="mixes"):
         load(grading_config(), Data(train=(Source(source="builtin:cards"), Source(source=shards))), "train")
+
+
+def test_the_edges_of_a_card_reach_the_model_in_training_as_in_serving(tmp_path: Path) -> None:
+    """As the project's page prepares cards, JPEG at 256 pixels, for a model of 224."""
+    splits = cards.write_pairs(tmp_path / "cards", {"train": 2, "val": 2, "test": 2})
+    for path in (tmp_path / "cards").rglob("*.png"):
+        with Image.open(path) as card:  # white to the last pixel at the rim, and not square
+            framed = Image.new("RGB", (300, 420), "white")
+            framed.paste(card.resize((260, 380)), (20, 20))
+        framed.save(path)
+    prepare(str(tmp_path / "cards"), str(tmp_path / "shards"), size=256, workers=1)
+    cfg = grading_config(model_size="base", image_size=224)
+    graded = load(cfg, Data(train=(Source(source=str(tmp_path / "shards")),)), "train")
+    trained, _ = prepared(graded.feed(cfg, training=True, seed=0).batch(0, 0, 0, 1), cfg, None)
+    row = int(graded.feed(cfg, training=False, seed=0).batch(0, 0, 0, 1)["row"][0])
+    stored, _ = prepared(graded.feed(cfg, training=False, seed=0).batch(0, 0, 0, 1), cfg, None)
+    assert trained.shape[2:] == stored.shape[2:] == (224, 224)
+    rim = torch.cat([trained[:, :, :6].flatten(), trained[:, :, :, -6:].flatten()]).float()
+    assert rim.mean() > 245
+    names = [splits["train"][row]["back"]]
+    with Image.open(next((tmp_path / "cards").rglob(Path(names[0]).name))) as card:
+        served = resize_square(card, 224)
+    assert (served.float() - stored[0].float()).abs().mean() < 4
+
+
+@pytest.mark.parametrize(("fit", "encoding"), [("short", "jpeg"), ("crop", "raw"), ("pad", "jpeg")])
+def test_cards_that_were_prepared_another_way_are_refused(tmp_path: Path, fit: Any, encoding: Any) -> None:
+    cards.write_pairs(tmp_path / "cards", {"train": 2, "val": 2, "test": 2})
+    options, to = PrepareOptions(fit=fit), str(tmp_path / "shards")
+    prepare(str(tmp_path / "cards"), to, size=96, encoding=encoding, workers=1, options=options)
+    with pytest.raises(BadInput, match=f"--fit {fit}") as refused:
+        load(grading_config(), Data(train=(Source(source=to),)), "train")
+    assert "headway data prepare" in refused.value.problem.fix

@@ -186,7 +186,7 @@ class PrepareOptions:
     format: str | None = None  # reader to use; by default detected from the files
     year: str | None = None  # COCO: 2014 or 2017
     languages: tuple[str, str] | None = None  # parallel text: source, target
-    fit: Fit | None = None  # default: `short` for JPEG, `crop` for raw pixels
+    fit: Fit | None = None  # default: `short` for JPEG, `crop` for raw pixels, `squash` for graded pictures
     quality: int = 90
     max_pixels: int = MAX_PIXELS
     rules: Rules = field(default_factory=Rules)
@@ -301,7 +301,7 @@ class _Preparation:
             task=task,
             pictures=columns,
             size=size,
-            fit=self._options.fit or ("crop" if encoding == "raw" else "short"),
+            fit=self._options.fit or _default_fit(task, encoding),
             encoding=encoding,
             quality=self._options.quality,
             max_pixels=self._options.max_pixels,
@@ -472,6 +472,13 @@ def _classes(labels: list[str], task: str) -> tuple[str, ...]:
     if grades[-1] - grades[0] > 1000:
         raise BadInput(f"grades from {grades[0]} to {grades[-1]} are not a scale", fix="give grades such as 1 to 10")
     return tuple(str(grade) for grade in range(grades[0], grades[-1] + 1))
+
+
+def _default_fit(task: str, encoding: Encoding) -> Fit:
+    """Return how a picture becomes square: what is graded is kept whole, as by the grading recipe's own inputs."""
+    if task == "grades":
+        return "squash"
+    return "crop" if encoding == "raw" else "short"
 
 
 def _check(size: int | None, encoding: str, workers: int | None, options: PrepareOptions) -> None:

@@ -205,6 +205,15 @@ class Prepared:
         self._check(cfg, sources[0].source)
 
     def _check(self, cfg: Config, where: str) -> None:
+        for source in self._sources:
+            fit, size = (source.rows.manifest.settings.get(key) for key in ("fit", "size"))
+            if fit is not None and (fit != "squash" or size is None):
+                raise BadInput(
+                    f"{where} was prepared with --fit {fit}{'' if size else ' --size 0'}; a model that grades gets the "
+                    "whole picture as a square, in training as in serving",
+                    where="data",
+                    fix=f"prepare it again: headway data prepare SOURCE --to DEST --size {max(256, cfg.side)}",
+                )
         if cfg.views == "both" and not {"back", "front"} <= self._columns.keys():
             raise BadInput(f"{where} has one picture per item, not front and back", fix="config: {views: single}")
 
@@ -222,7 +231,7 @@ class Prepared:
             self._sources,
             cfg.batch_size if training else _EVALUATED,
             training=training,
-            crop=None if raw else cfg.side,
+            crop=None if raw else self._stored_side(cfg),  # all of it: it is resized on the device
             columns=[*wanted, "label", *([TARGETS] if self._knows_targets else [])],
             balance=ROOT_OF_FREQUENCY if training and cfg.sampler == "balanced" else None,
             augment=augmentation(cfg) if training else None,
@@ -230,6 +239,10 @@ class Prepared:
             drop_last=training,
         )
         return ShardFeed(inner, torch.from_numpy(self._names), one)
+
+    def _stored_side(self, cfg: Config) -> int:
+        sizes = [source.rows.manifest.settings.get("size") for source in self._sources]
+        return max(int(size) if size else cfg.side for size in sizes)
 
     def pictures(self, row: int) -> list[NDArray[np.uint8]]:
         for source in self._sources:

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-from headway.artifacts.evaluate import open_predictor
+from headway.artifacts.models import open_model
+from headway.artifacts.own_model import Choice
 from headway.artifacts.predictor import open_service
 from headway.bundle.format import RECORD, Bundle
 from headway.core.errors import BadBundle, HeadwayError
@@ -50,7 +51,7 @@ def sealed(bundle: Path, to: Path, name: str, body: bytes) -> str:
 @pytest.mark.parametrize("recipe", sorted(MADE))
 def test_a_hostile_config_is_an_error(whole: dict[str, Path], recipe: str, form: str, tmp_path: Path) -> None:
     url = sealed(whole[recipe], tmp_path / "bundle", "config.json", CONFIGS[form])
-    for load in (lambda: open_service(Bundle.open(url)), lambda: open_predictor(url)):
+    for load in (lambda: open_service(Bundle.open(url)), lambda: open_model(url, Choice()).answers([])):
         with pytest.raises(HeadwayError, match=r"config\.json"):
             load()
 

@@ -45,7 +45,7 @@ def test_every_plan_reads_back_as_itself(
     code = Code(sha256="0" * 64, files=3, bytes=9, biggest=tuple(biggest), wheel=name, wheel_sha256="1" * 64)
     made = Plan(
         headway="1",
-        job=job,
+        job={**job, "name": name},
         target=name,
         kind="local",
         options=job,

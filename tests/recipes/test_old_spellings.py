@@ -45,7 +45,7 @@ def former_values(recipe: str, name: str, former: FormerKey) -> list[Any]:
         return list(former.values)
     if not isinstance(former, Renamed):
         return [0.05]
-    return [to_plain(RECIPES[recipe].load_config()())[former.to]]
+    return [to_plain(RECIPES[recipe].load_config()())[former.new_name]]
 
 
 def record(path: Path) -> Plan:
@@ -66,7 +66,7 @@ def test_a_former_spelling_is_refused_with_its_place_and_the_new_one(recipe: str
         (problem,) = typed.value.problems
         assert problem.where == "job.yaml:4:3"
         assert f"config.{name}" in problem.what
-        assert former.to in problem.what + problem.fix
+        assert former.new_name in problem.what + problem.fix
 
 
 @pytest.mark.parametrize(("recipe", "name", "former"), TABLE, ids=lambda part: part if isinstance(part, str) else "")
@@ -77,7 +77,7 @@ def test_a_former_spelling_is_refused_in_an_override(recipe: str, name: str, for
             loads(job_file(recipe, "dropout: 0.1"), set=[setting])
         (problem,) = typed.value.problems
         assert problem.where == f"--set {setting}"
-        assert former.to in problem.what + problem.fix
+        assert former.new_name in problem.what + problem.fix
 
 
 @pytest.mark.parametrize(("recipe", "name", "former"), TABLE, ids=lambda part: part if isinstance(part, str) else "")
@@ -121,13 +121,13 @@ def test_a_share_of_the_steps_is_refused_with_how_to_convert_it() -> None:
 @pytest.mark.parametrize(("recipe", "name", "former"), TABLE, ids=lambda part: part if isinstance(part, str) else "")
 def test_a_former_spelling_is_no_option_of_today(recipe: str, name: str, former: FormerKey) -> None:
     keys = keys_of(RECIPES[recipe].load_config())
-    assert former.to in keys
-    assert name not in keys or name == former.to
+    assert former.new_name in keys
+    assert name not in keys or name == former.new_name
 
 
 def test_recipes_share_one_vocabulary() -> None:
     """No recipe has an option by a name that another one has given up for it."""
-    given_up = {(name, former.to) for _, name, former in TABLE if name != former.to}
+    given_up = {(name, former.new_name) for _, name, former in TABLE if name != former.new_name}
     for recipe in RECIPES:
         keys = keys_of(RECIPES[recipe].load_config())
         # captioning's `width` counts channels of its CNN; translation gave it up for another thing

@@ -232,7 +232,12 @@ def test_what_a_finished_run_took_is_remembered_once(plan_of: Callable[..., Plan
     hold.ensure_torn_down()
     hold.ensure_torn_down()
     (one,) = past_runs()
-    assert (one.seconds, one.checkpoint_bytes, one.checkpoint_s, one.what) == (50.0, 1000, 0.5, "script:play.py")
+    assert (one.seconds, one.checkpoint_bytes, one.checkpoint_s, one.what) == (
+        50.0,
+        1000,
+        0.5,
+        "script play.py of play",
+    )
 
 
 def test_a_run_that_was_cut_short_teaches_nothing(plan_of: Callable[..., Plan], target: FakeTarget) -> None:

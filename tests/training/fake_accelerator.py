@@ -12,6 +12,8 @@ Its tensors are computed on the CPU, with two properties of real devices that co
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +26,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 NAME = "fakegpu"
 LEDGER: Counter[str] = Counter()
 _pinned: set[int] = set()  # addresses of pinned storages
+_lock = threading.RLock()  # the saver's thread waits for copies too
 _queue: list[tuple[Tensor, Tensor]] = []  # copies to the host that have not arrived: destination, value
 MEMORY_LIMIT: list[int] = []  # elements of the largest tensor that fits; empty: no limit
 
@@ -67,21 +70,28 @@ class Event:
         self._until = 0
 
     def record(self, stream: Any = None) -> None:
-        self._until = _arrived[0] + len(_queue)
+        with _lock:
+            self._until = _arrived[0] + len(_queue)
 
     def synchronize(self) -> None:
         LEDGER["event waits"] += 1
-        _arrive(self._until - _arrived[0])
+        _arrive_until(self._until)
 
 
 _arrived = [0]  # how many copies have arrived since the start
 
 
 def _arrive(count: int | None = None) -> None:
-    for _ in range(len(_queue) if count is None else max(0, count)):
-        destination, value = _queue.pop(0)
-        _arrived[0] += 1
-        destination.copy_(value)
+    """Let that many copies arrive, or all of them; the first to wait for a copy makes it arrive for the others."""
+    _arrive_until(sys.maxsize if count is None else _arrived[0] + count)
+
+
+def _arrive_until(number: int) -> None:
+    with _lock:
+        while _queue and _arrived[0] < number:
+            destination, value = _queue.pop(0)
+            _arrived[0] += 1
+            destination.copy_(value)
 
 
 def _block(why: str) -> None:
@@ -204,7 +214,8 @@ def _copy(destination: Any, source: Any, non_blocking: bool = False) -> Any:
     elif not isinstance(source, FakeTensor):
         destination.copy_(source)
     elif non_blocking and is_pinned(destination):
-        _queue.append((destination, source.raw.clone()))
+        with _lock:
+            _queue.append((destination, source.raw.clone()))
         LEDGER["queued to host"] += 1
     else:
         _block("copy to host")

@@ -188,8 +188,9 @@ def test_small_frozen_parameters_stay_in_the_checkpoint(start: Start, tmp_path: 
     run.restore(model=model, optimizer=optimizer, data=loader)
     for x in run.steps(loader):
         run.step(model(x).mean(), optimizer)
+    run._checkpoints.save()  # one that was due while another was written is left out
     assert run._checkpoints.writer.drain()
-    assert "frozen" not in manifest(tmp_path, 1)
+    assert "frozen" not in manifest(tmp_path, 2)
     assert not frozen_files(tmp_path)
 
 

@@ -68,6 +68,9 @@ def logs_command(args: argparse.Namespace) -> int:
     return 0
 
 
+PATHS_WITHIN_S = 3.0
+
+
 class OwnPaths:
     """Shows tracebacks with the user's own paths. Where the run's code is, is read once a traceback is seen."""
 
@@ -79,10 +82,20 @@ class OwnPaths:
         if line.rank < 0 or ' File "' not in line.text:
             return line
         if self._paths is None:
-            from headway.rundir.source_paths import SourcePaths
-
-            self._paths = SourcePaths.of(self._folder)
+            self._paths = self._wait_for_paths()
         return replace(line, text=self._paths.translate(line.text))
+
+    def _wait_for_paths(self) -> SourcePaths:
+        """Return the paths. The first lines of a run can be here before the event that says where its code is."""
+        from headway.core.retry import poll
+        from headway.rundir.source_paths import SourcePaths
+
+        found = SourcePaths()
+        for _ in poll(0.2, within_s=PATHS_WITHIN_S):
+            found = SourcePaths.of(self._folder)
+            if found.folder:
+                break
+        return found
 
 
 def format_line(line: LogLine) -> str:

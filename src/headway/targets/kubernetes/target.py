@@ -179,7 +179,7 @@ class KubernetesTarget(Target):
         live = next((pod for pod in pods if pod.running), None)
         if live is None:
             raise no_process(handle, "pod")
-        name = "" if self.api else self._client(handle).context_name
+        name = (self.options.context or "") if self.api else self._client(handle).context_name
         context = ("--context", name) if name and name != IN_POD else ()
         inside = ("exec", "--stdin", "--quiet", live.name, "--", options.python)
         return ExecCommand(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import headway
 from headway.core.errors import BadInput, RunFailed
 from headway.training import Loader, accumulation
+from headway.training.distributed.process_group import ProcessGroup
 from headway.training.run import Run
 from tests.training import fake_accelerator as fake
 
@@ -158,6 +159,8 @@ def several_ranks() -> Any:
 
     os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    together = ProcessGroup.run_together
+    ProcessGroup.run_together = lambda _, work: work()  # type: ignore[assignment, return-value, method-assign]
     try:
         run, model, optimizer, loader = begin("ranks")
         ledgers = []
@@ -169,6 +172,7 @@ def several_ranks() -> Any:
             ledgers.append(dict(fake.LEDGER))
         return {"ledgers": ledgers}
     finally:
+        ProcessGroup.run_together = together  # type: ignore[method-assign]
         dist.destroy_process_group()
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             del os.environ[name]

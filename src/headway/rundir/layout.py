@@ -174,7 +174,7 @@ class RunFolder:
         return record
 
     def kept_checkpoints(self) -> list[dict[str, Any]]:
-        """Read the run's list of committed checkpoints: each has a step, names and perhaps a score."""
+        """Read the checkpoint index: each has a step, names and perhaps a score. It may lag behind the manifests."""
         record = self.read_json(LAST_CHECKPOINT) or {}
         problem = checkpoint_list_problem(record.get("kept") or [])
         if problem is not None:

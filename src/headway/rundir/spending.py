@@ -1,4 +1,4 @@
-"""A run's time and money over all attempts, beside its budget and estimate.
+"""Display a run's time and money over all attempts, beside its budget. The coordinator enforces the budget.
 
 The seconds are computed by `lease.seconds_spent` from the events and the lease. A live rank shows a running figure of
 its own (`training.metrics.progress.CostMeter`).

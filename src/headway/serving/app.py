@@ -37,7 +37,7 @@ from headway.serving.connections import Connections, Deadlines
 from headway.serving.decoding import SMALL_PIXELS, DecoderPool, Encoded
 from headway.serving.fetching import FETCH_S, Fetch
 from headway.serving.forms import parse_form
-from headway.serving.inputs import Limits, Reader, Unfetched, Value, pixels_of, read_image
+from headway.serving.inputs import Limits, Reader, Unfetched, Value, check_image, pixels_of
 from headway.serving.openapi import describe_openapi, page
 from headway.serving.streaming import (
     StreamingService,
@@ -245,7 +245,7 @@ class Server:
     def _with_bodies(self, values: Mapping[str, Value], found: Mapping[Unfetched, bytes]) -> dict[str, Value]:
         most = self.settings.limits.pixels
         return {
-            name: read_image(found[value], pixels=most, at=value.at) if isinstance(value, Unfetched) else value
+            name: check_image(found[value], pixels=most, at=value.at) if isinstance(value, Unfetched) else value
             for name, value in values.items()
         }
 

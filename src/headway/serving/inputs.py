@@ -38,7 +38,7 @@ class Limits:
     seconds: float = 30.0  # until a request is answered with 504
 
 
-def read_image(body: bytes, *, pixels: int, at: str) -> Encoded:
+def check_image(body: bytes, *, pixels: int, at: str) -> Encoded:
     """Check the header of an image; decode nothing. Raises PredictionError if it is no image, or too large."""
     try:
         return Encoded(body, decoder.size_of(body, pixels), at)
@@ -159,7 +159,7 @@ class Reader:
                 raise bad_request("this server does not fetch URLs: send the file as base64", at)
             return Unfetched(value, at)
         body = value if isinstance(value, bytes) else self._bytes(value, at)
-        return read_image(body, pixels=self._limits.pixels, at=at)
+        return check_image(body, pixels=self._limits.pixels, at=at)
 
     def _declared(self, declared: Input, value: Any, at: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Write the stacks of stuck ranks, and find out which rank the others wait for, and in which line it is."""
+"""Collect the stacks of stuck ranks, and find out which rank the others wait for, and in which line it is."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stack_file(folder: Path, rank: int) -> Path:
     return folder / f"stacks-r{rank}"
 
 
-def dump_stacks(ranks: Mapping[int, int], folder: Path, code: str) -> list[RankStack]:
+def read_stacks(ranks: Mapping[int, int], folder: Path, code: str) -> list[RankStack]:
     """Return the stacks of this node's ranks (rank -> pid). Takes seconds: call it on a thread.
 
     `folder` has the files that the ranks write to, `code` is the project's folder.

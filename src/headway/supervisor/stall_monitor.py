@@ -12,7 +12,7 @@ from headway.core.errors import HeadwayError
 from headway.diagnose.fault import STALLED
 from headway.supervisor.node import Node
 from headway.supervisor.processes import ControlRecord, RankExit
-from headway.supervisor.stacks import RankStack, describe_stuck, dump_stacks, stuck_rank
+from headway.supervisor.stacks import RankStack, describe_stuck, read_stacks, stuck_rank
 from headway.supervisor.watchdog import Load, Stall, Watchdog
 
 _CHECK_S = 1.0
@@ -35,7 +35,7 @@ def collect_stacks(node: Node, attempt: int, post: Callable[[StacksCollected], N
     ranks, folder, code = node.ranks.pids_by_rank, node.workdirs.work, str(node.workdirs.code)
 
     def collect() -> None:
-        post(StacksCollected(attempt, dump_stacks(ranks, folder, code)))
+        post(StacksCollected(attempt, read_stacks(ranks, folder, code)))
 
     threading.Thread(target=collect, name="stacks", daemon=True).start()
 

@@ -40,7 +40,7 @@ class RankInfo:
     store: Store
     attempt: int  # 0 until the lease is taken, which assigns it
     grace_s: float = GRACE_S
-    deadline_s: float | None = None
+    deadline_s: float | None = None  # seconds of the budget that were left when the rank started
     control_fd: int | None = None
     supervised: bool = False
     unfinished_runs: tuple[str, ...] = field(

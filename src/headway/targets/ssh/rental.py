@@ -29,6 +29,8 @@ _RECORD = "rental.json"
 class ProvisionedMachine:
     """The machines provisioned for one run. Written before `up`; removed when they are gone.
 
+    launcher/machine_watcher.py gives them back, also after the client has died.
+
     Records of older versions lack the last five fields: `list` then counts as never having shown the machine.
     """
 

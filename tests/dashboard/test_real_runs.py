@@ -19,8 +19,17 @@ from headway.storage import open_store
 from tests.servers.gcs import GcsServer
 
 SCRIPT = """
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+import os, pickle, signal, sys, time
+
+def save(*_):
+    with open("state.pkl", "wb") as file:
+        pickle.dump(1, file)
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, save)
+if os.path.exists("state.pkl"):
+    with open("state.pkl", "rb") as file:
+        pickle.load(file)
 print("training has begun", flush=True)
 while not os.path.exists(os.environ["ENOUGH"]):
     time.sleep(0.05)

@@ -28,11 +28,12 @@ def job(folder: Path, source: str = SCRIPT, **keys: object) -> Job:
 
 def test_a_recipe_on_a_gpu_computes_in_what_the_gpu_is_good_at() -> None:
     recipe = Job(name="job", recipe="captioning", resources=ON_A_GPU)
-    assert with_defaults(recipe).precision == "fp16"
+    assert with_defaults(recipe, here=False).precision == "fp16"
     on_l4 = replace(recipe, resources=Resources(accelerator=Accelerator(kind="L4")))
-    assert with_defaults(on_l4).precision == "bf16"
-    assert with_defaults(replace(on_l4, precision="fp32")).precision == "fp32"
-    assert with_defaults(replace(recipe, resources=Resources())).precision is None
+    assert with_defaults(on_l4, here=False).precision == "bf16"
+    assert with_defaults(replace(on_l4, precision="fp32"), here=False).precision == "fp32"
+    assert with_defaults(replace(recipe, resources=Resources()), here=False).precision is None
+    assert with_defaults(recipe, here=True).precision is None  # this machine may not have the GPU
     assert [best_precision(kind) for kind in ("P100", "H100", "unheard-of")] == ["fp32", "bf16", "fp32"]
 
 

@@ -23,6 +23,7 @@ from headway.packaging.resume_evidence import integrated, is_source, resume_kind
 from headway.packaging.upload import data_fingerprint, data_problems
 from headway.planning import compute, plugins
 from headway.planning.cost import CEILING_HOURS, Cost, cost_of, price_record, reserved_s
+from headway.plugins import plugin_of
 from headway.spec import Job, dump
 from headway.spec.rules import closest_name, processes
 from headway.storage.secret_scan import find_secrets
@@ -304,7 +305,7 @@ def plan(job: Job, on: str = "local") -> Plan:
     in_place = target.runs_in_place and job.recipe is None
     packed = package(job, in_place=in_place)
     job = _with_dockerfile(replace(job, dependencies=dependencies.find(job)), packed)
-    job = compute.with_defaults(job)
+    job = compute.with_defaults(job, here=plugin_of(entry.kind).on_this_machine)
     cost = cost_of(job, entry.kind, entry.options)
     named, job = job.budget, cost.with_ceiling(job, entry.options)
     limits = target.limits(cost.within(job))

@@ -24,10 +24,13 @@ def best_precision(accelerator: str) -> str:
     return "bf16" if accelerator in PEAK_TFLOPS and accelerator not in _FP32 else "fp32"
 
 
-def with_defaults(job: Job) -> Job:
-    """Fill in the precision of a recipe on a GPU. A script computes as it is written."""
+def with_defaults(job: Job, *, here: bool) -> Job:
+    """Fill in the precision of a recipe on a GPU. A script computes as it is written.
+
+    `here`: the run uses this machine, which may lack the accelerator that the job names for its targets.
+    """
     accelerator = job.resources.accelerator
-    if job.recipe is None or accelerator is None or job.precision is not None:
+    if job.recipe is None or accelerator is None or job.precision is not None or here:
         return job
     best = best_precision(accelerator.kind)
     return job if best == "fp32" else replace(job, precision=best)  # type: ignore[arg-type]

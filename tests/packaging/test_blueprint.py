@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli import main
 from headway.packaging.dockerfile import ImageSpec, image_of_job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -68,3 +69,14 @@ def test_by_default_the_base_is_the_python_that_planned() -> None:
         headway="0.1.0", python="3.13.1", platform="linux/amd64",
     )  # fmt: skip
     assert image.base == "python:3.13-slim"
+
+
+def test_the_image_of_a_project_without_a_dockerfile_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "headway.yaml").write_text("name: small\nscript: train.py\n")
+    assert main(["image"]) == 0
+    assert "FROM --platform=" in capsys.readouterr().out

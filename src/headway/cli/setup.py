@@ -175,7 +175,9 @@ def blueprint(job: Job, platform: str) -> AnyImage:
         raise BadJob(problems)
     python = ".".join(map(str, sys.version_info[:3]))
     packed = package(job)
-    job = own_dockerfile.with_content(replace(job, dependencies=dependencies.find(job)), packed)
+    job = replace(job, dependencies=dependencies.find(job))
+    if job.image.dockerfile:
+        job = own_dockerfile.with_content(job, packed)
     return image_of_job(dump(job), packed.sha256, build_wheel(), headway=__version__, python=python, platform=platform)
 
 
